@@ -86,17 +86,15 @@ class ConditioningCache:
 
     def key(self, call: Call, tenant: str) -> Hashable | None:
         """The cache key of a call; None: the call has to run."""
-        target = call.target
-        if target.method in WRITING or target.modes:
+        target, arguments = call.target, call.arguments()
+        if target.method in WRITING or target.modes or target.is_exclusive:
             return None
-        arguments = call.arguments()
-        tensors = list(tensors_in(arguments))
-        if (id(target.module), target.method) in self._unkept:
-            return None
-        if target.is_exclusive or len(call.args) > len(target.positional):
+        is_unkept = (id(target.module), target.method) in self._unkept
+        if is_unkept or len(call.args) > len(target.positional):
             return None
         if (owner := self.owner(call, tenant)) is None:
             return None
+        tensors = list(tensors_in(arguments))
         if any(type(t) is not Tensor or t.layout is not torch.strided for t in tensors):
             return None
         try:

@@ -1,7 +1,7 @@
 """Digests of tensors, to compare the content of arguments of different calls."""
 
 import hashlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -42,13 +42,7 @@ class Digests:
 
     def nested(self, value: Any) -> Hashable:
         """A digest of tensors in lists, tuples and dicts, with the plain values among them."""
-        if isinstance(value, Tensor):
-            return self.of(value)
-        if isinstance(value, (list, tuple)):
-            return type(value), tuple(self.nested(entry) for entry in value)
-        if isinstance(value, Mapping):
-            return tuple(sorted(((str(n), self.nested(v)) for n, v in value.items()), key=name_of))
-        return flag(value)
+        return flag(value, self.of)
 
     def content(self, value: Any) -> Hashable:
         """A value that distinguishes arguments by content: a digest of each tensor."""
@@ -66,12 +60,18 @@ def name_of(entry: tuple[str, Hashable]) -> str:
     return entry[0]
 
 
-def flag(value: Any) -> Hashable:
-    """A plain Python value as part of a key."""
+def flag(value: Any, of: Callable[[Tensor], Hashable] | None = None) -> Hashable:
+    """A plain Python value as part of a key.
+
+    Args:
+        of: the part of a tensor among its entries; None: there may be none.
+    """
+    if of is not None and isinstance(value, Tensor):
+        return of(value)
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
         return type(value), value  # True, 1 and 1.0 are equal in Python, but not to a model
     if isinstance(value, (list, tuple)):
-        return type(value), tuple(flag(entry) for entry in value)
+        return type(value), tuple(flag(entry, of) for entry in value)
     if isinstance(value, Mapping):
-        return tuple(sorted(((str(n), flag(v)) for n, v in value.items()), key=name_of))
+        return tuple(sorted(((str(n), flag(v, of)) for n, v in value.items()), key=name_of))
     raise Unfusable

@@ -44,15 +44,13 @@ class Draws:
             before = numbers.states
             numbers.enter()
             try:
-                answers = run(states)
+                try:
+                    answers = run(states)
+                finally:
+                    numbers.leave()
             except torch.OutOfMemoryError:
-                numbers.leave()
                 numbers.go_back(before)  # it will be retried
                 raise
-            except BaseException:
-                numbers.leave()
-                raise
-            numbers.leave()
             if numbers.has_moved(before):
                 _note(states[0])
             return answers

@@ -118,10 +118,8 @@ def execute(
             return [Failure(_does_not_fit(ready[0], failure))]
         widths.too_wide(ready[0].key, rows)
     half = len(ready) // 2
-    answers = [
-        *execute(ready[:half], run, widths, free),
-        *execute(ready[half:], run, widths, free),
-    ]
+    parts = ready[:half], ready[half:]
+    answers = [answer for part in parts for answer in execute(part, run, widths, free)]
     if not is_memory and not any(isinstance(answer, Failure) for answer in answers):
         widths.refused(ready[0].key, rows)
     return answers

@@ -150,9 +150,7 @@ def _preparation(module: nn.Module) -> dict[str, Any]:
     """The preparation of a module, which affects the seconds of its forwards."""
     weights = [*module.parameters(), *module.buffers()]
     parts = list(module.modules())
-    kinds = [
-        type(getattr(weight, "data", weight)).__name__ for weight in weights
-    ]  # kinds of quantization
+    kinds = [type(getattr(weight, "data", weight)).__name__ for weight in weights]  # quantized?
     places = Counter(f"{w.dtype} {w.device} {kind}" for w, kind in zip(weights, kinds, strict=True))
     config = hashlib.sha256(_configuration(module).encode()).hexdigest()[:12]
     return {

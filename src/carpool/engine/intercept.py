@@ -135,36 +135,37 @@ class Interception:
                 if owner is not None and owner.module is not target.module:  # in Ideogram 4
                     token = _target(owner.component, owner.module, "generate", target.module)
                 method = _parking(target.original, target, token, reader)
-                self._replace(target, target.module, _attribute(target.method), method)
+                self._replace(target, target.module, method, target.method)
                 continue
-            self._replace(target, target.module, "generate", _generating(target.module))
-            self._replace(target, target.module, "get_compiled_call", _uncompiled(target.module))
+            self._replace(target, target.module, _generating(target.module), "generate")
+            self._replace(target, target.module, _uncompiled(target.module), "get_compiled_call")
             if reader is not None:
                 token = _target(target.component, target.module, "generate", reader.decoder)
                 method = _parking_packed(token, reader, _direct(target, reader.decoder))
-                self._replace(target, reader.decoder, _attribute("forward"), method)
+                self._replace(target, reader.decoder, method)
                 if (head := reader.head) is not None:
                     logits = replace(
                         _target(target.component, head, "forward"), method="logits",
                         phase=target.phase, spec=reader.of_head,
                     )  # fmt: skip
                     method = _parking(logits.original, None, logits, None, component=target.module)
-                    self._replace(target, head, _attribute("forward"), method)
+                    self._replace(target, head, method)
             for part in (target.module, *called_parts(target.module)):
                 if not any(part is module for module, _, _ in self._replaced):
                     call = _target(target.component, target.module, "generate", part)
                     method = _parking(call.original, _direct(target, part), call, reader)
-                    self._replace(target, part, _attribute("forward"), method)
+                    self._replace(target, part, method)
             for tower in towers_of(target.module):
                 if not any(tower is module for module, _, _ in self._replaced):
                     call = _target(f"{target.component}.tower", tower, "forward")
                     method = _parking(call.original, replace(call, phase=target.phase), None, None)
-                    self._replace(target, tower, _attribute("forward"), method)
+                    self._replace(target, tower, method)
 
     def _replace(
-        self, target: Target, module: nn.Module, name: str, method: Callable[..., Any]
+        self, target: Target, module: nn.Module, method: Callable[..., Any], name: str = "forward"
     ) -> None:
         attributes = module.__dict__
+        name = "_compiled_call_impl" if name == "forward" else name
         self._replaced.append((module, name, attributes.get(name, _ABSENT)))
         attributes[name] = method
         self._installed.append((target, attributes, name, method))
@@ -191,11 +192,6 @@ class Interception:
             else:
                 module.__dict__[method] = before
         self._installed.clear()
-
-
-def _attribute(method: str) -> str:
-    """The module attribute to replace in order to intercept a method."""
-    return "_compiled_call_impl" if method == "forward" else method
 
 
 def is_compiled(module: nn.Module) -> bool:

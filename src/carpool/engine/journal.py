@@ -269,18 +269,13 @@ def _mark(identity: bytes, call: Call, forms: Forms, versions: list[tuple[Tensor
             if type(value) not in _PLAIN:
                 within = tensors_in(value)
                 versions += [(t, t._version) for t in within if not t.is_inference()]
-        elif (last := forms.get(name)) is not None and last[0] is value:
-            version = value._version  # most arguments are the same objects at every step
-            if last[1] != version:
-                last = forms[name] = value, version, _form(value)
-            parts += name, last[2]
-            versions.append((value, version))
         elif value.is_inference():
             parts += name, _form(value)
-        else:
-            version, form = value._version, _form(value)
-            forms[name] = value, version, form
-            parts += name, form
+        else:  # most arguments are the same objects at every step
+            version, last = value._version, forms.get(name)
+            if last is None or last[0] is not value or last[1] != version:
+                last = forms[name] = value, version, _form(value)
+            parts += name, last[2]
             versions.append((value, version))
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12, key=identity).digest()
 

@@ -81,7 +81,10 @@ class EngineCore:
         self.contain, self._timelines = parts.stages.contain, parts.timelines
         self._queue, self._installation, self._failed_turns = parts.queue, parts.installation, 0
         adapters = parts.adapters
+        self.progress = parts.heartbeat.read  # like the next two, for any thread
         self.scheduler = Scheduler(parts, table, policy)
+        self.estimate = self.scheduler.admission.estimate
+        self.log_last_batches = self.scheduler.log_last_batches
         self._observers: list[ForwardObserver] = [
             self.scheduler.forward, self._stats.forward, self._timelines.forward, *observers
         ]  # fmt: skip
@@ -207,26 +210,14 @@ class EngineCore:
         """Set the backlog queued upstream for this engine: a larger one makes forwards wider."""
         self.scheduler.held_s = work_s
 
-    def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
-        """As `AdmissionControl.estimate`."""
-        return self.scheduler.admission.estimate(request)
-
-    def log_last_batches(self) -> None:
-        """As `Scheduler.log_last_batches`."""
-        self.scheduler.log_last_batches()
-
-    def progress(self) -> tuple[float, float | None]:
-        """As `LoopProgress.read`."""
-        return self.heartbeat.read()
-
     def load_report(self) -> LoadReport:
         """Seconds per step, and the steps that running requests have left."""
         return LoadReport(
             self.scheduler.step_costs,
             {
-                state.request_id: float(state.steps - state.step)
-                for state in self.running.states
-                if state.steps
+                line.request_id: float(line.steps - line.step)
+                for line in (state.timeline for state in self.running.states)
+                if line.steps
             },
             self.loaded.streamer is not None,
             self.scheduler.admission.place_s,

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from carpool.engine import operations as ops
 from carpool.engine.intercept import is_compiled
 from carpool.engine.layouts import (
     PERMUTES,
@@ -31,24 +32,6 @@ from carpool.engine.layouts import (
     join,
     keep,
     layouts_of_parts,
-)
-from carpool.engine.operations import (
-    BY_CALL,
-    CUTS,
-    FACTORIES,
-    FACTS,
-    HANDLES,
-    JOINS,
-    OVER_AXES,
-    OVER_ROWS,
-    PICKS,
-    PRODUCTS,
-    READS,
-    WEIGHTED,
-    axes,
-    axis,
-    is_unbatched,
-    tensors,
 )
 from carpool.engine.per_call import PerCall, by_call
 
@@ -120,9 +103,9 @@ class Exact(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name in HANDLES:
+        if name in ops.HANDLES:
             return func(*args, **kwargs)
-        operands = tensors(args, kwargs)
+        operands = ops.tensors(args, kwargs)
         if any(type(tensor) is PerCall for tensor in operands):
             join = partial(self._joined, mark=ROWS | DATA)
             return by_call(func, args, kwargs, self.rows, self._rows_of, join)
@@ -130,20 +113,20 @@ class Exact(TorchFunctionMode):
         union = reduce(or_, marks, 0)
         if not union:
             result = func(*args, **kwargs)
-            if name in FACTORIES and getattr(result, "shape", ())[:1] == (self._total,):
+            if name in ops.FACTORIES and getattr(result, "shape", ())[:1] == (self._total,):
                 self.mark(result, ROWS)
             return result
         property_of = getattr(func, "__self__", None) if name == "__get__" else None
-        if getattr(property_of, "__name__", "") not in FACTS:
+        if getattr(property_of, "__name__", "") not in ops.FACTS:
             self._note_picks(args, kwargs)
         pick = None
         if union & ROWS:
             pick = self._look(name, args, kwargs)
-            if name.rstrip("_") in BY_CALL or name in BY_CALL:
+            if name.rstrip("_") in ops.BY_CALL or name in ops.BY_CALL:
                 parts = self._parts(name, args, kwargs)
                 if parts is not None:
                     return self._by_call(func, name, args, kwargs, parts)
-        elif name in READS and union & DATA:
+        elif name in ops.READS and union & DATA:
             self._reads = f"{name} reads values of a row"
         result = func(*args, **kwargs)
         after = self._after(name, args, kwargs, union)
@@ -205,25 +188,25 @@ class Exact(TorchFunctionMode):
     def _after(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], union: int) -> int:
         """The mark of the result of an operation on the whole batch."""
         if union & ROWS:
-            if name in CUTS and axis(name, args, kwargs) == 0:
+            if name in ops.CUTS and ops.axis(name, args, kwargs) == 0:
                 count = args[1] if len(args) > 1 else kwargs.get("chunks")
                 copies, plain = divmod(union, REPEAT_UNIT)
                 if copies and name.endswith("chunk") and count == 1 + copies:
                     return plain
                 return ROW | (union & DATA)
-            is_joined = name in ("cat", "concat") and axis(name, args, kwargs, 1) == 0
+            is_joined = name in ("cat", "concat") and ops.axis(name, args, kwargs, 1) == 0
             if is_joined and union < REPEAT_UNIT:
                 return union | REPEAT_UNIT * (len(args[0]) - 1)
-            if name in PICKS and self._is_cut(name, args, kwargs) is not None:
+            if name in ops.PICKS and self._is_cut(name, args, kwargs) is not None:
                 return ROW | (union & DATA)
             return union
-        if name in JOINS:
+        if name in ops.JOINS:
             return ROWS | (union & DATA)
         return union
 
     def _note_picks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Record the use of picked rows: some code picks a row only to read its device."""
-        for tensor in tensors(args, kwargs):
+        for tensor in ops.tensors(args, kwargs):
             pick: _Pick | None = getattr(tensor, self._pick_name, None)
             if pick is not None:
                 key, source, rows = pick
@@ -235,11 +218,11 @@ class Exact(TorchFunctionMode):
         if not isinstance(first, Tensor) or not self.mark_of(first) & ROWS:
             return None
         is_data = self.mark_of(first) & DATA
-        if name in READS and is_data:
+        if name in ops.READS and is_data:
             self._reads = self._reads or f"{name} reads values of the batch"
-        elif name in OVER_ROWS and is_data and 0 in axes(name, args, kwargs, first.ndim):
+        elif name in ops.OVER_ROWS and is_data and 0 in ops.axes(name, args, kwargs, first.ndim):
             self._reads = self._reads or f"{name} goes over the batch"
-        elif name in PICKS and first.shape[:1] == (self._total,):
+        elif name in ops.PICKS and first.shape[:1] == (self._total,):
             cut = self._is_cut(name, args, kwargs)
             if cut is not None:
                 return (name, first.data_ptr(), first.shape, first.stride()), first, cut
@@ -248,7 +231,7 @@ class Exact(TorchFunctionMode):
     def _is_cut(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int] | None:
         """The rows that an index selects, if it selects a part of axis 0."""
         if name != "__getitem__":
-            if axis(name, args, kwargs) != 0:
+            if ops.axis(name, args, kwargs) != 0:
                 return None
             if name == "select":
                 index = kwargs.get("index", args[2] if len(args) > 2 else 0)
@@ -276,18 +259,20 @@ class Exact(TorchFunctionMode):
             return self._einsum(args)
         operands = (*args, *kwargs.values())
         first = next((value for value in operands if isinstance(value, Tensor)), None)
-        batched = [tensor for tensor in tensors(args, kwargs) if self.mark_of(tensor) & ROWS]
-        if plain in WEIGHTED:
+        batched = [tensor for tensor in ops.tensors(args, kwargs) if self.mark_of(tensor) & ROWS]
+        if plain in ops.WEIGHTED:
             if first is None or not self._has_rows(first):
                 return None
-            if is_unbatched(plain, first, args, kwargs):
+            if ops.is_unbatched(plain, first, args, kwargs):
                 return None
-        elif plain in PRODUCTS:
+        elif plain in ops.PRODUCTS:
             if len(batched) > 1 and any(tensor.ndim < 3 for tensor in batched):
                 return None  # a product of two row tensors mixes rows
             if first is not None and not self.mark_of(first) & ROWS and batched[0].ndim < 3:
                 return None
-        elif plain in OVER_AXES and (first is None or 0 in axes(plain, args, kwargs, first.ndim)):
+        elif plain in ops.OVER_AXES and (
+            first is None or 0 in ops.axes(plain, args, kwargs, first.ndim)
+        ):
             return None
         ndim = max(tensor.ndim for tensor in batched)
         sizes = {x.shape[0] for x in batched if x.ndim == ndim and x.shape[0] != 1}
@@ -329,11 +314,11 @@ class Exact(TorchFunctionMode):
     ) -> Any:
         total, calls = sum(sizes), len(self.rows)
         changes = (name.endswith("_") and not name.endswith("__")) or bool(kwargs.get("inplace"))
-        with_rows = [tensor for tensor in tensors(args, kwargs) if self.mark_of(tensor) & ROWS]
+        with_rows = [tensor for tensor in ops.tensors(args, kwargs) if self.mark_of(tensor) & ROWS]
         ndim = max(tensor.ndim for tensor in with_rows)
         mark = max(self.mark_of(tensor) for tensor in with_rows) // REPEAT_UNIT * REPEAT_UNIT
         mark |= ROWS | (DATA if any(self.mark_of(tensor) & DATA for tensor in with_rows) else 0)
-        weighted = name in WEIGHTED
+        weighted = name in ops.WEIGHTED
 
         def is_cut(value: Any, is_first: bool) -> bool:
             if not isinstance(value, Tensor) or not value.ndim or value.shape[0] != total:
@@ -356,18 +341,12 @@ class Exact(TorchFunctionMode):
                 return [type(value)(row) for row in zip(*columns, strict=True)]
             return (value,) * calls
 
-        first = next((i for i, argument in enumerate(args) if isinstance(argument, Tensor)), None)
-        cut_args = [cut(argument, i == first) for i, argument in enumerate(args)]
-        lead = first is None
-        cut_kwargs = {}
-        for key, value in kwargs.items():
-            cut_kwargs[key] = cut(value, lead and isinstance(value, Tensor))
-            lead = lead and not isinstance(value, Tensor)
+        operands, plain = (*args, *kwargs.values()), len(args)
+        first = next((i for i, value in enumerate(operands) if isinstance(value, Tensor)), None)
+        columns = [cut(value, i == first) for i, value in enumerate(operands)]
         results = [
-            func(
-                *(column[i] for column in cut_args), **{key: c[i] for key, c in cut_kwargs.items()}
-            )
-            for i in range(calls)
+            func(*own[:plain], **dict(zip(kwargs, own[plain:], strict=True)))
+            for own in zip(*columns, strict=True)
         ]
         if changes and mark < REPEAT_UNIT:
             return args[0]

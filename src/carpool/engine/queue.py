@@ -162,8 +162,8 @@ class RequestQueue:
             for state in [*self._waiting, *running]:
                 error = cancelled.get(state.request_id)
                 if error is None and state.timeout_at_s <= now_s:
-                    late = f"timeout_s={state.request.timeout_s} ran out after {state.step} steps"
-                    error = DeadlineExceeded(late)
+                    late = f"timeout_s={state.request.timeout_s} ran out after"
+                    error = DeadlineExceeded(f"{late} {state.timeline.step} steps")
                 if error is None:
                     remaining.append(state)
                 else:
@@ -194,13 +194,7 @@ class RequestQueue:
         with self._changed:
             left_s = min(wake_s, self._next_timeout_s) - self._clock()
             self._changed.wait_for(
-                lambda: (
-                    self.version != since
-                    or self._cancelled
-                    or self._released
-                    or self._host_results
-                    or self.is_closed
-                ),
+                lambda: self.version != since or self.is_closed or self.has_news,
                 None if left_s == inf else max(0.0, left_s),
             )
 

@@ -125,14 +125,6 @@ class RequestState:
         return self.timeline.submitted_s
 
     @property
-    def step(self) -> int:
-        return self.timeline.step
-
-    @property
-    def steps(self) -> int:
-        return self.timeline.steps
-
-    @property
     def timeout_at_s(self) -> float:
         """When the request times out; engine clock."""
         timeout_s = self.request.timeout_s
@@ -208,7 +200,7 @@ class RequestState:
         Call it once for each call that parks.
         """
         if phase != "denoise":
-            return self.step
+            return self.timeline.step
         calls, self.denoiser_calls = self.denoiser_calls, self.denoiser_calls + 1
         scheduler: Any = getattr(self.view, "scheduler", None)
         timesteps = getattr(scheduler, "timesteps", None)

@@ -238,7 +238,7 @@ class RunningRequests:
             run = self._off_loop.wait if outcome.waits else self._off_loop.host
             run(partial(run_on_host, outcome, partial(self._queue.put_host_result, state)))
         elif isinstance(outcome, Returned):
-            if state.timeline.reached(state.steps):
+            if state.timeline.reached(state.timeline.steps):
                 self._tell_step(state, now_s)
             if state.has_failed:
                 self.rides.succeeded(state.request)

@@ -73,10 +73,9 @@ def _copied(tensor: Tensor, views: dict[Any, Tensor]) -> Tensor:
     if (copy := views.get(view)) is None:
         copy = tensor.clone()
         if copy.stride() != tensor.stride() and tensor.numel():  # it has gaps or repeated values
-            last = sum(
-                (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-            )
-            flat = tensor.as_strided((last + 1,), (1,)).clone()
+            axes = zip(tensor.shape, tensor.stride(), strict=True)
+            length = 1 + sum((n - 1) * step for n, step in axes)
+            flat = tensor.as_strided((length,), (1,)).clone()
             copy = flat.as_strided(tensor.shape, tensor.stride(), 0)
         views[view] = copy
     return copy
@@ -98,15 +97,8 @@ def unpack(packed: bytes, device: torch.device) -> Any:
     """
     try:
         return _unpacked(msgspec.msgpack.decode(packed), device)
-    except (
-        msgspec.DecodeError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        RuntimeError,
-    ) as e:
-        raise ValueError(f"a damaged answer: {e}") from e
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"a damaged answer: {error}") from error
 
 
 def _packed(value: Any, to_host: CopyToHost) -> list[Any]:

@@ -77,9 +77,7 @@ class ThreadModes:
 
     def __init__(self) -> None:
         self._modes = self._outside = PLAIN
-        self._inference: torch.inference_mode | None = (
-            None  # switches inference mode off for other fibers
-        )
+        self._inference: torch.inference_mode | None = None  # switches it off for other fibers
         self._dispatch: list[Any] = []
         self._outside_dispatch: list[Any] = []  # dispatch modes of the code that resumed the fiber
         self._events = self._outside_events = _NO_EVENTS

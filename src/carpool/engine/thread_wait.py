@@ -95,9 +95,8 @@ def _is_locking(stack: list[FrameType]) -> bool:
     names = _of_python(stack)
     if not names or set(names) <= _BETWEEN:
         return bool(stack) and _enters_lock(stack[0])
-    return all(
-        name in _LOCKING | _BETWEEN or name.partition(".")[0] in _LOCKING_PACKAGES for name in names
-    )
+    others = set(names) - _LOCKING - _BETWEEN
+    return {name.partition(".")[0] for name in others} <= _LOCKING_PACKAGES
 
 
 def _enters_lock(frame: FrameType) -> bool:

@@ -84,17 +84,13 @@ class AdapterTensors:
         if not any(name.startswith(_OF_SECOND) for name in self.tensors):
             return None
         start = _OF_SECOND if is_second else _OF_FIRST
-        tensors = {
-            _OF_FIRST + name.removeprefix(start): tensor
-            for name, tensor in self.tensors.items()
-            if name.startswith(start)
-        }
-        config = {
-            _OF_FIRST + name.removeprefix(start): value
-            for name, value in (adapter_metadata(self.header) or {}).items()
-            if name.startswith(start)
-        }
-        return AdapterTensors(tensors, self.header, config or None, is_as_in_file=False)
+
+        def own(entries: Mapping[str, Any]) -> dict[str, Any]:
+            named = [(name, entry) for name, entry in entries.items() if name.startswith(start)]
+            return {_OF_FIRST + name.removeprefix(start): entry for name, entry in named}
+
+        config = own(adapter_metadata(self.header) or {})
+        return AdapterTensors(own(self.tensors), self.header, config or None, is_as_in_file=False)
 
     def with_component(self, component: str, paths: Collection[str]) -> "AdapterTensors":
         """Add the component to the names if a file has a denoiser's bare paths, as from PEFT.

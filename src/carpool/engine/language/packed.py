@@ -69,9 +69,7 @@ class Decoder:
         packed = PackedCache(parts, self._config._attn_implementation)
         masks = packed.masks
         if isinstance(masks[0], Mapping):
-            arguments["attention_mask"] = {
-                kind: [mask[kind] for mask in masks] for kind in masks[0]
-            }
+            arguments["attention_mask"] = {n: [mask[n] for mask in masks] for n in masks[0]}
         with self._packing(packed, has_axes=parts[0].positions is not None):
             answer = self._original(past_key_values=packed, **arguments)
         answer.past_key_values = None  # each text has its own

@@ -38,8 +38,8 @@ def set_attention(
             "PyTorch's own: leave it out"
         )
     for module in denoisers.values():
-        before = [(processor, processor._attention_backend) for processor in _processors(module)]
-        undo.callback(_set_processors, before)
+        for part in _processors(module):
+            undo.callback(setattr, part, "_attention_backend", part._attention_backend)
         try:
             with attention_backend(AttentionBackendName.NATIVE):  # restores the default on exit
                 module.set_attention_backend(backend)  # type: ignore[operator]
@@ -71,8 +71,3 @@ def _processors(module: nn.Module) -> Iterator[Any]:
     for part in module.modules():
         if hasattr(processor := getattr(part, "processor", None), "_attention_backend"):
             yield processor
-
-
-def _set_processors(before: list[tuple[Any, Any]]) -> None:
-    for processor, backend in before:
-        processor._attention_backend = backend

@@ -127,10 +127,8 @@ def _frame_step(pipe: Pipeline) -> int:
 def _default_size(pipe: Pipeline, defaults: Mapping[str, Any]) -> tuple[int, int] | None:
     if "width" in defaults and "height" in defaults:
         return defaults["width"], defaults["height"]
-    sample, factor = (
-        getattr(pipe, "default_sample_size", None),
-        getattr(pipe, "vae_scale_factor", None),
-    )
+    sample = getattr(pipe, "default_sample_size", None)
+    factor = getattr(pipe, "vae_scale_factor", None)
     if not isinstance(sample, int) or not isinstance(factor, int):
         return None
     return sample * factor, sample * factor

@@ -98,13 +98,8 @@ def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
     if not image_sizes:
         return
     failed: list[BaseException] = []
-    parameters = sum(
-        weight.numel()
-        for module in pipe.components.values()
-        if isinstance(module, nn.Module)
-        for weight in module.parameters()
-    )
-
+    modules = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
+    parameters = sum(weight.numel() for module in modules for weight in module.parameters())
     bars = getattr(pipe, "_progress_bar_config", {})
 
     def run() -> None:

@@ -94,7 +94,12 @@ def _model(
     is_quantized = is_gguf(checkpoint.file.name)
     match = fit(checkpoint.weights, cls, config)
     refuse_misfit(cls.__name__, match.missing, match.left_over, match.other_shapes)
-    _check_reference(checkpoint.marks, config, name)
+    mark = "__index_timestep_zero__"  # trained with timestep 0 for reference images
+    if mark in checkpoint.marks and not config.get("zero_cond_t"):
+        raise ValueError(
+            f"it has the mark {mark}, and the configuration of this model's {name} has no "
+            "zero_cond_t: take the model that the weights were made for"
+        )
     if converter_of(cls) is None or not hasattr(cls, "from_single_file"):
         if is_quantized:
             raise ValueError(f"diffusers reads no {cls.__name__} from GGUF: take a .safetensors")
@@ -126,20 +131,6 @@ def _assembled(
     }
     module.load_state_dict(cast, assign=True)
     return module.eval()
-
-
-def _check_reference(marks: Mapping[str, Tensor], config: Mapping[str, Any], name: str) -> None:
-    """Refuse weights trained with timestep 0 for reference images if the model is not.
-
-    Raises:
-        ValueError: they do not match; the text names the mark.
-    """
-    mark = "__index_timestep_zero__"
-    if mark in marks and not config.get("zero_cond_t"):
-        raise ValueError(
-            f"it has the mark {mark}, and the configuration of this model's {name} has no "
-            "zero_cond_t: take the model that the weights were made for"
-        )
 
 
 def _encoder(
@@ -180,9 +171,7 @@ def _encoder(
         ignore_mismatched_sizes=True,  # report them instead
         **options,
     )
-    refuse_report(report, module)
-    result: nn.Module = module
-    return result
+    return checked(report, module)
 
 
 def text_parts(weights: Mapping[str, Tensor], name: str, cls: Any, base: BasePipeline) -> list[str]:
@@ -194,7 +183,10 @@ def text_parts(weights: Mapping[str, Tensor], name: str, cls: Any, base: BasePip
     config = cls.config_class.from_pretrained(base.source, subfolder=name, **inner)
     with init_empty_weights():
         size = cls(config).get_input_embeddings().weight.shape
-    parts = [part for part, view in views_of(weights).items() if part and _embeds(view, size)]
+    parts = [
+        part for part, view in views_of(weights).items()
+        if part and any(key.endswith(EMBEDDINGS) and w.shape == size for key, w in view.items())
+    ]  # fmt: skip
     return sorted(parts, key=lambda part: not is_place_of(part, name))
 
 
@@ -202,10 +194,6 @@ def is_place_of(part: str, name: str) -> bool:
     """Whether a part of a file usually holds an encoder of this name."""
     place = int(name[-1]) - 1 if name[-1].isdigit() else 0
     return part in TEXT_PARTS[min(place, len(TEXT_PARTS) - 1)]
-
-
-def _embeds(view: Mapping[str, Tensor], size: torch.Size) -> bool:
-    return any(key.endswith(EMBEDDINGS) and weight.shape == size for key, weight in view.items())
 
 
 def _from_open_clip(weights: Mapping[str, Tensor], part: str, config: Any) -> dict[str, Tensor]:
@@ -229,8 +217,7 @@ def gguf_encoder(
     module, report = cls.from_pretrained(
         str(file.parent), gguf_file=file.name, dtype=dtype, output_loading_info=True
     )
-    refuse_report(report, module)
-    refuse_size(module, name, cls, base, "num_hidden_layers")
+    refuse_size(checked(report, module), name, cls, base, "num_hidden_layers")
     result: nn.Module = module
     return result
 
@@ -272,9 +259,7 @@ def from_folder(cls: Any, place: str, **options: Any) -> nn.Module:
     module, report = cls.from_pretrained(place, **options)
     if (sibling := class_with(cls, report["unexpected_keys"])) is not cls:  # a hub model
         module, report = sibling.from_pretrained(place, **options)
-    refuse_report(report, module)
-    module_read: nn.Module = module
-    return module_read
+    return checked(report, module)
 
 
 def _names_in(folder: Path) -> Iterator[str]:
@@ -284,8 +269,8 @@ def _names_in(folder: Path) -> Iterator[str]:
             yield from opened.keys()
 
 
-def refuse_report(report: Mapping[str, Any], module: nn.Module) -> None:
-    """Refuse a module that was loaded with weights missing or left over.
+def checked(report: Mapping[str, Any], module: nn.Module) -> nn.Module:
+    """Refuse a module that was loaded with weights missing or left over; returns it.
 
     Args:
         report: `output_loading_info` of diffusers or transformers.
@@ -302,3 +287,4 @@ def refuse_report(report: Mapping[str, Any], module: nn.Module) -> None:
             for name, file, model in sorted(report["mismatched_keys"])
         ],
     )
+    return module

@@ -30,7 +30,7 @@ def refuse_what_breaks(pipe: Any) -> None:
             raise LoadFailed(f"{name} has a step cache, which mixes up requests: disable_cache()")
         for path, part in module.named_modules():
             where = f"{name}.{path}".rstrip(".")
-            for hook in _diffusers_hooks(part):
+            for hook in getattr(vars(part).get("_diffusers_hook"), "hooks", {}).values():
                 if getattr(hook, "_is_stateful", False):
                     raise LoadFailed(
                         f"{where} has a {type(hook).__name__}, a step cache that mixes up "
@@ -38,11 +38,6 @@ def refuse_what_breaks(pipe: Any) -> None:
                     )
             if any(getattr(hook, "offload", False) for hook in _accelerate_hooks(part)):
                 raise LoadFailed(f"{where} is offloaded sequentially: use group offload instead")
-
-
-def _diffusers_hooks(part: nn.Module) -> Iterator[Any]:
-    registry = vars(part).get("_diffusers_hook")
-    yield from getattr(registry, "hooks", {}).values()
 
 
 def _accelerate_hooks(part: nn.Module) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from carpool.engine.model.attention import set_attention
 from carpool.engine.model.border import at_border
 from carpool.engine.model.compiling import compile_blocks
 from carpool.engine.model.device import Device
-from carpool.engine.model.quantize import kinds_of, store_as_float8
+from carpool.engine.model.quantize import kinds_of
 from carpool.engine.model.sparse_wan import set_share
 from carpool.errors import SettingRejected
 from carpool.settings.preparation import check_components
@@ -36,9 +36,11 @@ def apply(
         SettingRejected: a setting does not fit the model or this machine.
     """
     for name, kind in kinds_of(settings, modules).items() if settings.quantize else ():
-        if kind.backend == "layerwise":
-            storage = str(kind.options["storage_dtype"])
-            store_as_float8(modules[name], storage, device.dtype_of(name))
+        if kind.backend == "layerwise":  # diffusers' casting excludes norms and embeddings
+            modules[name].enable_layerwise_casting(  # type: ignore[operator]
+                storage_dtype=getattr(torch, str(kind.options["storage_dtype"])),
+                compute_dtype=device.dtype_of(name),
+            )
     _set_borders(modules, settings, device, undo)
     if settings.attention_backend is not None:
         set_attention(modules, settings.attention_backend, device, undo)

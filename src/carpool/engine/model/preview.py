@@ -160,11 +160,8 @@ class PreviewDecoder:
         vae: Any = self._vae
         norm, config = getattr(vae, "bn", None), vae.config
         if norm is not None and len(maps) == len(norm.running_mean):
-            variance, epsilon = (
-                norm.running_var.float().cpu(),
-                getattr(config, "batch_norm_eps", 1e-5),
-            )
-            maps = _affine(maps, (variance + epsilon).sqrt(), norm.running_mean.float().cpu())
+            variance = norm.running_var.float().cpu() + getattr(config, "batch_norm_eps", 1e-5)
+            maps = _affine(maps, variance.sqrt(), norm.running_mean.float().cpu())
         if len(maps) == 4 * channels:
             _, height, width = maps.shape
             patches = maps.reshape(channels, 2, 2, height, width).permute(0, 3, 1, 4, 2)

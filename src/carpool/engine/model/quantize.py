@@ -179,16 +179,12 @@ def quantize_read(module: nn.Module, kind: Quantization, dtype: torch.dtype) -> 
 
 def _linear_layers(module: nn.Module, skipped: Collection[str]) -> list[str]:
     """Paths of linear layers, except those with one of these names in their path."""
-
-    def is_kept(path: str) -> bool:
-        return any(f".{name}." in f".{path}." for name in skipped)
-
     return [
         path
         for path, part in module.named_modules()
         if isinstance(part, nn.Linear)
         and not isinstance(part, NonDynamicallyQuantizableLinear)
-        and not is_kept(path)
+        and not any(f".{name}." in f".{path}." for name in skipped)
     ]
 
 
@@ -214,13 +210,3 @@ def _bitsandbytes(layer: nn.Module, options: Mapping[str, Any], dtype: torch.dty
     layer_quantized.load_state_dict(layer.state_dict())
     quantized: nn.Module = layer_quantized.to(layer.weight.device).requires_grad_(False)
     return quantized.train(layer.training)
-
-
-def store_as_float8(module: nn.Module, storage: str, dtype: torch.dtype) -> None:
-    """Store the weights of a denoiser's layers as float8, and compute in another dtype.
-
-    Source: diffusers' layerwise casting, which excludes norms and embeddings.
-    """
-    module.enable_layerwise_casting(  # type: ignore[operator]
-        storage_dtype=getattr(torch, storage), compute_dtype=dtype
-    )

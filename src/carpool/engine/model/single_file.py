@@ -61,11 +61,8 @@ def single_file(
     """
     names = weights_of(file)
     config = config or _folder_of(Path(file))
-    context = (
-        ""
-        if config
-        else f"the configuration of {file} was inferred; --model-config gives another: "
-    )
+    rule = "was inferred; --model-config gives another: "
+    context = "" if config else f"the configuration of {file} {rule}"
     try:
         source, extra = find(config or config_of(file, names))
         if not extra:

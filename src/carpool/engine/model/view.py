@@ -38,12 +38,8 @@ if TYPE_CHECKING:
     from carpool.engine.model.language_server import LanguageServer
 
 _IMMUTABLE = (bool, int, float, str, bytes, type, type(None), torch.dtype, torch.device)
-_READERS = (  # large, and never modified except plain attributes such as `padding_side`
-    PreTrainedTokenizerBase,
-    ProcessorMixin,
-    ImageProcessingMixin,
-    FeatureExtractionMixin,
-)
+_READERS = (PreTrainedTokenizerBase, ProcessorMixin, ImageProcessingMixin, FeatureExtractionMixin)
+"""Large, and never modified except plain attributes such as `padding_side`."""
 
 
 def view(loaded: LoadedPipeline, task: str) -> Any:

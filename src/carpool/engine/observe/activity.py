@@ -21,17 +21,10 @@ class ActivityLog:
         if not self.is_on:
             return
         self._count += 1
-        self._forwards.append(
-            SeenForward(
-                f"{forward.component}.{forward.method}",
-                forward.phase,
-                forward.began_s,
-                forward.duration_s,
-                forward.rows,
-                tuple([timeline.number for timeline in forward.timelines]),
-                forward.why,
-            )
-        )
+        numbers = tuple([timeline.number for timeline in forward.timelines])
+        times_s = forward.began_s, forward.duration_s
+        about = f"{forward.component}.{forward.method}", forward.phase
+        self._forwards.append(SeenForward(*about, *times_s, forward.rows, numbers, forward.why))
 
     def take(self) -> tuple[list[SeenForward], int]:
         """The forwards since the last reading, and the number of dropped ones."""

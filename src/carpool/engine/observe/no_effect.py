@@ -181,6 +181,4 @@ def _read(code: CodeType) -> Iterator[Any]:
 def _is(value: Any, *values: Any) -> bool:
     """Whether a plain value equals one of the others."""
     plain = (bool, int, float, str)
-    return isinstance(value, plain) and any(
-        isinstance(candidate, plain) and value == candidate for candidate in values
-    )
+    return isinstance(value, plain) and value in [v for v in values if isinstance(v, plain)]

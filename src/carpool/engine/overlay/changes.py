@@ -78,9 +78,7 @@ class Changes:
                 self._parts.add(module_id)
                 self._changed.add(module_id)
                 self.has_state = True
-        return bool(self._changed) and any(
-            id(part) in self._changed for part in component.modules()
-        )
+        return bool(self._changed) and not self._changed.isdisjoint(map(id, component.modules()))
 
     def enter(self) -> None:
         """Apply the request's private entries."""

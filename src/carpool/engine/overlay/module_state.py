@@ -17,9 +17,7 @@ REGISTRY = "_diffusers_hook"  # diffusers' attribute for its hooks
 ABSENT = object()
 _CONTAINERS = (dict, OrderedDict, list, set)
 _USUAL = frozenset(vars(nn.Module()))  # attributes of every module
-_NO_OBJECTS = (
-    *(nn.Module, Tensor, FrozenDict, type, ModuleType, FunctionType, MethodType, partial),
-)
+_NO_OBJECTS = (nn.Module, Tensor, FrozenDict, type, ModuleType, FunctionType, MethodType, partial)
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
@@ -35,12 +33,9 @@ class ModuleState:
 
     @classmethod
     def of(
-        cls,
-        module: nn.Module,
-        children: Mapping[str, Any] | None = None,
-        *,
+        cls, module: nn.Module, children: Mapping[str, Any] | None = None, *,
         with_storage: bool = True,
-    ) -> "ModuleState":
+    ) -> "ModuleState":  # fmt: skip
         """
         Args:
             with_storage: keep the storage of weights and buffers, too.
@@ -51,12 +46,9 @@ class ModuleState:
         for container in _containers(module):
             if isinstance(container, dict):
                 entries = dict(container)
-                if (
-                    container is module._modules
-                    and children
-                    and not children.keys() <= entries.keys()
-                ):
-                    entries = dict(children) | entries
+                known = children if container is module._modules and children else {}
+                if not known.keys() <= entries.keys():
+                    entries = dict(known) | entries
                 state.dicts.append((container, entries))
             else:
                 state.collections.append((container, list(container)))
@@ -172,11 +164,8 @@ def _is_same(value: Any, reference: Any) -> bool:
 def _is_same_storage(storage: Tensor, reference: Tensor) -> bool:
     if storage is reference:
         return True
-    if (storage.dtype, storage.device, storage.shape) != (
-        reference.dtype,
-        reference.device,
-        reference.shape,
-    ):
+    forms = [(tensor.dtype, tensor.device, tensor.shape) for tensor in (storage, reference)]
+    if forms[0] != forms[1]:
         return False
     try:
         return storage.data_ptr() == reference.data_ptr()

@@ -55,22 +55,6 @@ SPECS: dict[tuple[str, str], Spec] = {
 }
 
 __all__ = [
-    "CONCAT",
-    "FACTOR",
-    "LAYERS",
-    "LIST",
-    "SCALAR",
-    "SHARE",
-    "SPECS",
-    "STACK",
-    "STACKS",
-    "UNUSED",
-    "Rule",
-    "Keyed",
-    "Own",
-    "Pad",
-    "Prefix",
-    "ArgumentRule",
-    "Spec",
-    "State",
-]
+    "CONCAT", "FACTOR", "LAYERS", "LIST", "SCALAR", "SHARE", "SPECS", "STACK", "STACKS", "UNUSED",
+    "Rule", "Keyed", "Own", "Pad", "Prefix", "ArgumentRule", "Spec", "State",
+]  # fmt: skip

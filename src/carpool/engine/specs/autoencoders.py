@@ -28,7 +28,5 @@ SPECS: dict[tuple[str, str], Spec] = {
     ("LTX2Vocoder", "forward"): Spec(rules={"hidden_states": STACK}),
     # caches the last frames of each convolution on itself, only during a call
     ("AutoencoderKLWan", "encode"): Spec(rules={"x": STACK}),
-    ("AutoencoderKLWan", "decode"): Spec(
-        rules={"z": STACK}, peak=47_700
-    ),  # Wan 2.2 5B; 2.1: a third
+    ("AutoencoderKLWan", "decode"): Spec(rules={"z": STACK}, peak=47_700),  # 5B; 2.1: a third
 }

@@ -17,18 +17,9 @@ from torch import Tensor
 from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, ArgumentRule, Spec
 
 MAIN_INPUTS = (
-    "hidden_states",
-    "sample",
-    "x",
-    "z",
-    "latents",
-    "latent_model_input",
-    "noisy_latents",
-    "input_ids",
-    "pixel_values",
-    "inputs_embeds",
-    "image_latents",
-)
+    "hidden_states", "sample", "x", "z", "latents", "latent_model_input", "noisy_latents",
+    "input_ids", "pixel_values", "inputs_embeds", "image_latents",
+)  # fmt: skip
 GUESSES = (SCALAR, STACK, STACKS, CONCAT, SHARE)  # first match wins
 
 

@@ -67,7 +67,5 @@ SPECS: dict[tuple[str, str], Spec] = {
         adds=_UNREAD,
     ),
     ("Qwen3ForCausalLM", "forward"): _FLUX2,  # Klein
-    ("SingleImageEncoder", "forward"): Spec(  # Hunyuan3D-2
-        rules={"image": STACK, "mask": STACK}
-    ),
+    ("SingleImageEncoder", "forward"): Spec(rules={"image": STACK, "mask": STACK}),  # Hunyuan3D-2
 }

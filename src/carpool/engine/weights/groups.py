@@ -6,6 +6,7 @@ copying stream, and copy tensor by tensor; Carpool replaces them. A group is one
 outside of blocks, and weights shared by two blocks, are never streamed.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,13 +117,8 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 def _shared(blocks: Any) -> set[int]:
     """Ids of tensors that belong to several blocks."""
-    owned: set[int] = set()
-    twice: set[int] = set()
-    for block in blocks:
-        tensors = {id(tensor) for tensor in _tensors(block)}
-        twice |= tensors & owned
-        owned |= tensors
-    return twice
+    counts = Counter(number for block in blocks for number in {*map(id, _tensors(block))})
+    return {number for number, count in counts.items() if count > 1}
 
 
 def bytes_of(module: nn.Module) -> int:
@@ -238,12 +234,11 @@ def _lay_out(block: nn.Module, device: torch.device) -> tuple[tuple[Place, ...],
     """
     places, at = [], 0
     for owner, attribute, value in _plain_parts(block):
-        stride = value.stride() if is_dense(value) else _contiguous(value.shape)
+        stride = (value if is_dense(value) else torch.empty(value.shape, device="meta")).stride()
         odd = value.data_ptr() % CPU_ALIGNMENT_BYTES if device.type == "cpu" else 0
         begin = at + (0 if odd % value.itemsize else odd)
-        places.append(
-            Place(owner, attribute, value.dtype, value.shape, stride, begin, value.nbytes)
-        )
+        form = value.dtype, value.shape, stride
+        places.append(Place(owner, attribute, *form, begin, value.nbytes))
         at = aligned(begin + value.nbytes)
     return tuple(places), at
 
@@ -262,11 +257,3 @@ def is_dense(value: Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-def _contiguous(shape: torch.Size) -> tuple[int, ...]:
-    stride, strides = 1, []
-    for size in reversed(shape):
-        strides.append(stride)
-        stride *= size
-    return tuple(reversed(strides))

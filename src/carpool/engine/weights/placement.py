@@ -77,14 +77,9 @@ def place(
             module.to(device)
     blocks = [modules[n].get_submodule(path) for n, paths in paths_of.items() for path in paths]
     store = _store(device, settings, blocks)
-    log.info(
-        "%s of weights stay on %s; %s are streamed from %s: %s",
-        gib(residency.device_bytes),
-        device,
-        gib(residency.streamed_bytes),
-        store.source,
-        ", ".join(f"{len(paths)} blocks of {name}" for name, paths in paths_of.items()),
-    )
+    streamed = ", ".join(f"{len(paths)} blocks of {name}" for name, paths in paths_of.items())
+    sizes = gib(residency.device_bytes), device, gib(residency.streamed_bytes), store.source
+    log.info("%s of weights stay on %s; %s are streamed from %s: %s", *sizes, streamed)
     bus = Bus(store, device)
     try:
         streamer = Streamer({name: modules[name] for name in paths_of}, paths_of, device, bus)

@@ -58,11 +58,8 @@ def plan(components: Sequence[Component], stream: str, budget_bytes: int | None)
     by_name = {part.name: part for part in components}
     for name in names:
         if name not in by_name:
-            hint = nearest(name, list(by_name))
-            has = ", ".join(by_name)
-            raise SettingRejected(
-                f"stream={name!r}: the pipeline has no such component{hint}; it has {has}"
-            )
+            hint = f"{nearest(name, list(by_name))}; it has {', '.join(by_name)}"
+            raise SettingRejected(f"stream={name!r}: the pipeline has no such component{hint}")
         if not by_name[name].blocks_bytes:
             able = ", ".join(part.name for part in components if part.blocks_bytes) or "none"
             rule = "it has no blocks that could be loaded one after the other"
@@ -132,8 +129,6 @@ def _plan(components: Sequence[Component], streamed: Mapping[str, frozenset[int]
 
 def gib(n_bytes: int) -> str:
     """A size in readable form."""
-    unit, size = next(
-        ((u, s) for u, s in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if n_bytes >= s),
-        ("B", 1),
-    )
-    return f"{n_bytes / size:.3g}{unit}"
+    units = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+    unit = next((unit for unit, size in units.items() if n_bytes >= size), "B")
+    return f"{n_bytes / units.get(unit, 1):.3g}{unit}"
