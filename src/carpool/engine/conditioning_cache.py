@@ -36,6 +36,7 @@ from carpool.types import Phase
 
 MOST_MIB, MOST_SHARE = 512.0, 0.02  # default limit: the smaller of the two
 _CACHES = "past_key_values"  # language models' caches; diffusers' pipelines rarely read them
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ class ConditioningCache:
         self._reads_caches, self._has_storages, self._stages = reads_caches, has_storages, stages
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._bytes = self._hits = self._misses = self._clearances = 0
-        self._parts: dict[int, list[nn.Module]] = {}  # a module with its submodules, by its id
+        # a module's parts, their code, and whether it is foreign; by the module's id
+        self._codes: dict[int, tuple[list[nn.Module], list[Any], bool]] = {}
         self._unkept: set[tuple[int, str]] = set()  # methods whose answers cannot be cached
         self._ran: dict[int, nn.Module] = {}  # modules that ran since `note_modules`, by their ids
         # by module id: states of its submodules; its buffers and their versions
@@ -119,9 +121,16 @@ class ConditioningCache:
     def _is_observed(self, module: nn.Module) -> bool:
         """Whether code outside the known libraries observes calls of a module."""
         hooks = torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks
-        if (parts := self._parts.get(id(module))) is None:
-            parts = self._parts[id(module)] = list(module.modules())
-        return any(hooks) or next(foreign_parts(module, parts), None) is not None
+        known = self._codes.get(id(module))
+        parts = known[0] if known else list(module.modules())
+        code = [  # numbers of hooks are never given again
+            (cls, own.get("processor"), own.get("forward"), *[[*own[n]] for n in _HOOKS if own[n]])
+            for cls, own in [(part.__class__, vars(part)) for part in parts]
+        ]
+        if known is None or known[1] != code:
+            is_foreign = next(foreign_parts(module, parts), None) is not None
+            known = self._codes[id(module)] = parts, code, is_foreign
+        return any(hooks) or known[2]
 
     def answer(self, key: Hashable, *, is_lone: bool) -> Any | None:
         """A copy of a cached answer.

@@ -6,6 +6,7 @@ sees another one's state.
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -90,15 +91,24 @@ def _own(
         return _copied(value, memo, classes, device)
     if isinstance(value, _READERS):
         return _reader(value, memo)
-    if isinstance(value, FrozenDict):  # despite its name, it can change
-        return FrozenDict(value)
+    if isinstance(value, FrozenDict):
+        return _config(value)
     config = getattr(value, "_internal_dict", None)
     if isinstance(config, FrozenDict) and id(config) not in memo:
-        memo[id(config)] = FrozenDict(config)
+        memo[id(config)] = _config(config)
     try:
         return copy.deepcopy(value, memo)
     except TypeError:  # not copyable: a lock, a file, ...
         return value
+
+
+def _config(config: FrozenDict) -> FrozenDict:
+    """Copy a configuration: despite its name, it can change. Its constructor is slow."""
+    twin = FrozenDict.__new__(FrozenDict)
+    for name, value in config.items():
+        OrderedDict.__setitem__(twin, name, value)
+    vars(twin).update(vars(config))
+    return twin
 
 
 def _reader(value: Any, memo: dict[int, Any]) -> Any:
