@@ -11,7 +11,8 @@ import random
 import statistics
 import sys
 import time
-from collections import Counter
+import timeit
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -43,12 +44,7 @@ def parked(number: int) -> ParkedCall:
 
 
 def median_ms(work: Callable[[], object], turns: int = 51) -> float:
-    times_s = []
-    for _ in range(turns):
-        began_s = time.perf_counter()
-        work()
-        times_s.append(time.perf_counter() - began_s)
-    return statistics.median(times_s) * 1e3
+    return statistics.median(timeit.repeat(work, number=1, repeat=turns)) * 1e3
 
 
 def routing_ms(requests: int = 5000) -> float:
@@ -74,18 +70,14 @@ def routing_ms(requests: int = 5000) -> float:
     return 1e3 * used_s / bound
 
 
-def run(
-    engine: EngineCore, requests: Sequence[Request], later: Sequence[Callable[[], None]] = ()
-) -> None:
-    """Run requests to their ends on an entered engine; `later` is work of its other threads."""
+def run(engine: EngineCore, requests: Sequence[Request], later: deque[Callable[[], None]]) -> None:
+    """Run requests to their ends on an entered engine; `later` is work for its other threads."""
     listeners = [OutcomeListener() for _ in requests]
     for request, listener in zip(requests, listeners, strict=True):
         engine.submit(check(engine.loaded.card, request), listener)
-    done = 0
-    while engine.step() or done < len(later):
-        for work in later[done:]:
-            work()
-            done += 1
+    while engine.step() or later:
+        while later:
+            later.popleft()()
     assert not any(listener.error for listener in listeners)
 
 
@@ -115,7 +107,7 @@ def calls_of_a_step() -> Counter[str]:
         for is_counted, its_steps in ((False, short), (True, steps)):
             request = Request("a red circle", width=64, height=64, num_inference_steps=its_steps)
             sys.setprofile(count if is_counted else None)
-            run(engine, [request])
+            run(engine, [request], deque())
             sys.setprofile(None)
         engine.leave()
     difference = calls[long]
@@ -125,15 +117,14 @@ def calls_of_a_step() -> Counter[str]:
 
 
 def loop_ms(requests: int = 16) -> float:
-    """Milliseconds of the engine's loop itself per forward, with mixed requests.
+    """Milliseconds of the loop's own CPU time per forward, with mixed requests.
 
-    CPU time of the loop's thread: other processes do not count, nor does what the engine leaves to
-    its other threads, such as the conversion of pictures.
+    Work that the engine leaves to its other threads, such as converting pictures, does not count.
     """
-    settings, later = EngineSettings(device="cpu", max_running=requests), list[Callable[[], None]]()
-    engine = EngineCore(
-        load("shapes", settings), settings, off_loop=later.append, clock=time.thread_time
-    )
+    later, clock = deque[Callable[[], None]](), time.thread_time
+    settings = EngineSettings(device="cpu", max_running=requests)
+    loaded = load("shapes", settings)
+    engine = EngineCore(loaded, settings, off_loop=later.append, clock=clock)
     engine.enter()
     sides_and_steps = ((64, 10), (32, 14), (64, 20), (32, 30))
     mixed = [
@@ -151,8 +142,8 @@ def loop_ms(requests: int = 16) -> float:
 def main() -> None:
     policy = Continuous(Costs(CURVES), max_running=PARKED + 8)
     calls = [parked(number) for number in range(1, PARKED + 1)]
-    first = PARKED + 1
-    line = [QueuedRequest(n, 0.001 * n, 0.4, 0.4) for n in range(first, first + QUEUED)]
+    numbers = range(PARKED + 1, PARKED + 1 + QUEUED)
+    line = [QueuedRequest(n, 0.001 * n, 0.4, 0.4) for n in numbers]
     for label, work in {
         f"choose(), {PARKED} parked": lambda: policy.choose(calls, 4000.0, 100.0),
         f"admit(), {QUEUED} queued": lambda: policy.admit(line, PARKED, 100.0),
