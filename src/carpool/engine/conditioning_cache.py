@@ -225,7 +225,7 @@ class ConditioningCache:
 
     def clear(self) -> None:
         """Drop all answers, because memory is short or modules may have changed."""
-        for registry in (self._entries, self._parts, self._unkept, self._states):
+        for registry in (self._entries, self._codes, self._unkept, self._states):
             registry.clear()
         self._bytes, self._clearances = 0, self._clearances + 1
 
