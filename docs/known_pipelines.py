@@ -41,7 +41,7 @@ MEANING = {
     "`carpool check MODEL` tests it",
 }
 BASES = ("DiffusionPipeline", "ModularPipeline")
-DENOISERS = ("transformer", "unet", "prior", "decoder", "denoiser", "dit")
+DENOISERS = ("transformer", "unet", "image_unet", "prior", "decoder", "denoiser", "dit")
 
 
 @dataclass(frozen=True, slots=True)

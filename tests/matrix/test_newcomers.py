@@ -71,7 +71,10 @@ def test_six_at_once_get_what_each_gets_alone_and_the_pipeline_comes_back(name: 
         failing = None
         if "num_inference_steps" not in failure:
             failing = drive.submit(**{"prompt": None, **requests[0], **failure}, seed=91)
-        drive.turn_until(lambda: cancelled.step >= 1)
+        is_counted = hasattr(pipe, "scheduler")
+        drive.turn_until(
+            lambda: cancelled.step >= 1 or (not is_counted and len(drive.forwards) > 5)
+        )
         drive.engine.cancel("cancelled")
         drive.finish()
 

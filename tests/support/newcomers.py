@@ -93,6 +93,11 @@ def at_64px(pipe: Any) -> None:
     pipe.resolutions = [(64, 64)]
 
 
+def in_twenty_steps(pipe: Any) -> None:
+    """Have a protein folded in few steps: the config has them."""
+    pipe.register_to_config(recycle_depths=[0] * 20)
+
+
 def unguided(pipe: Any) -> None:
     """Say of a Chroma what its pipeline reads of the config."""
     pipe.transformer.register_to_config(guidance_embeds=False)
@@ -103,8 +108,14 @@ def asked(name: str, requests: Iterable[Mapping[str, Any]]) -> list[dict[str, An
     make, own = NEWCOMERS[name]
     taken = signature(type(build(make)).__call__).parameters
     form = own.get("prompt", "%s")  # JSON, for some
+    more = own.get("more", {})  # for a class that fails with less
+    requests = [{n: v + more[n] if n in more else v for n, v in one.items()} for one in requests]
     merged = [{**USUAL, **own, **one, "prompt": form % one["prompt"]} for one in requests]
-    return [{n: v for n, v in request.items() if n in taken} for request in merged]
+    texts = {n for n, one in taken.items() if one.default == ""}  # which are never None
+    return [
+        {n: v for n, v in request.items() if n in taken and not (v is None and n in texts)}
+        for request in merged
+    ]
 
 
 USUAL = {"output_type": "pt", "max_sequence_length": 24, "complex_human_instruction": []}
@@ -117,6 +128,20 @@ SPRINT: dict[str, Any] = {
     "use_resolution_binning": False,
     "intermediate_timesteps": None,
 }  # of any steps
+
+VIDEO = [PICTURE.resize((24, 16))] * 5
+PHRASES: dict[str, Any] = {"gligen_phrases": ["a hat"], "gligen_images": [PICTURE]}
+PHRASES |= {"gligen_boxes": [[0.1, 0.2, 0.5, 0.6]], "gligen_scheduled_sampling_beta": 0.5}
+DIRECTION = torch.linspace(-9, 9, 77 * 32).sin().reshape(1, 77, 32)
+ZERO: dict[str, Any] = {"video_length": 2, "t0": 1, "t1": 2}
+ZERO["more"] = {"num_inference_steps": 2, "guidance_scale": 1.0}
+TOKENS = torch.ones(1, 6, dtype=torch.bool)
+PROTEIN: dict[str, Any] = {"padding_mask": TOKENS, "is_in_context_conditioning": ~TOKENS}
+PROTEIN |= {"supports_local_latent": TOKENS, "conditioning_features": {
+    name: torch.zeros(1, 6, dtype=torch.long)
+    for name in ("condition_sequence_1_residue", "molecule_iid")
+}}  # fmt: skip
+CAMERA = {**IMAGE, "action": "w-8", "intrinsics": [60.0, 60.0, 32.0, 32.0], "num_frames": 9}
 
 COSMOS3: dict[str, Any] = {"height": 16, "width": 16, "num_frames": 1, "use_system_prompt": False}
 COSMOS3 |= {"add_resolution_template": False, "add_duration_template": False}
@@ -159,6 +184,39 @@ NEWCOMERS: dict[str, Newcomer] = {
     ),
     "ChromaInpaintPipeline": of_data("ChromaInpaintPipeline", unguided, chroma, **FILLED, **SIZE),
     "LongCatImageEditPipeline": of_data("LongCatImageEditPipeline", shrunk, **IMAGE),
+    "VQDiffusionPipeline": of_data("VQDiffusionPipeline"),
+    "UniDiffuserPipeline": of_data("UniDiffuserPipeline"),
+    "VersatileDiffusionTextToImagePipeline": of_data(
+        "VersatileDiffusionTextToImagePipeline", **SIZE
+    ),
+    "VersatileDiffusionImageVariationPipeline": of_data(
+        "VersatileDiffusionImageVariationPipeline", **IMAGE, **SIZE
+    ),
+    "DanceDiffusionPipeline": of_data("DanceDiffusionPipeline"),
+    "I2VGenXLPipeline": of_data("I2VGenXLPipeline", **IMAGE, **SIZE, num_frames=2, clip_skip=None),
+    "AmusedImg2ImgPipeline": of_data(
+        "AmusedImg2ImgPipeline", image=PICTURE.resize((16, 16)), strength=0.8
+    ),
+    "StableDiffusionGLIGENTextImagePipeline": of_data(
+        "StableDiffusionGLIGENTextImagePipeline", base=sd15, **SIZE, **PHRASES
+    ),
+    "StableDiffusionPix2PixZeroPipeline": of_data(
+        "StableDiffusionPix2PixZeroPipeline",
+        base=sd15,
+        **SIZE,
+        source_embeds=DIRECTION,
+        target_embeds=-DIRECTION,
+    ),
+    "Kandinsky6SRPipeline": of_data("Kandinsky6SRPipeline", video=VIDEO, resolution_scale=2),
+    "SanaWMPipeline": of_data("SanaWMPipeline", **CAMERA, **SIZE),
+    "StableDiffusionParadigmsPipeline": of_data(
+        "StableDiffusionParadigmsPipeline", base=sd15, **SIZE
+    ),
+    "TextToVideoZeroPipeline": of_data("TextToVideoZeroPipeline", base=sd15, **SIZE, **ZERO),
+    "TextToVideoZeroSDXLPipeline": of_data(
+        "TextToVideoZeroSDXLPipeline", base=sdxl, **SIZE, **ZERO
+    ),
+    "RFD4ProteinaPipeline": of_data("RFD4ProteinaPipeline", in_twenty_steps, **PROTEIN),
     "FluxControlNetImg2ImgPipeline": (
         lambda: diffusers.FluxControlNetImg2ImgPipeline(**parts(flux_control())),
         {**CHANGED, "control_image": PICTURE, "control_mode": 0, **SIZE},

@@ -1,11 +1,13 @@
 """The newest models, built from data: `newest.json` names the class and config of each part.
 
-A part is a builder's name, or a class and its config; a key with a dot is a gain of that output.
+A part is a builder's name, or a class (`module:Class` where neither library exports it) and its
+config; a key with a dot is a gain of that output.
 """
 
 import json
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +56,21 @@ def qwen3_processor() -> Any:
     return Qwen3VLProcessor(pixels, tokenizer, video, chat_template=tokenizer.chat_template)
 
 
+def clip_processor() -> Any:
+    pixels = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=32)
+    return transformers.CLIPProcessor(pixels, parts.clip_tokenizer())
+
+
 def part(recipe: Any) -> Any:
-    if isinstance(recipe, bool):
+    if recipe is None or isinstance(recipe, bool):
         return recipe
     name, config = (recipe, {}) if isinstance(recipe, str) else recipe
     builder: Callable[..., Any] | None = globals().get(name) or getattr(parts, name, None)
     if builder is not None:
         return builder(**config)
-    cls = getattr(diffusers, name, None) or getattr(transformers, name)
+    place, _, short = name.rpartition(":")
+    exported: Any = getattr(diffusers, name, None) or getattr(transformers, name, None)
+    cls = getattr(import_module(place), short) if place else exported
     built = cls(cls.config_class(**config)) if hasattr(cls, "config_class") else cls(**config)
     return drawn(built) if isinstance(built, nn.Module) else built
 
@@ -82,4 +91,7 @@ def components(family: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {name: partial(components, name) for name in DATA}
-NEEDS_TORCHVISION = {family for family in DATA if "_processor" in json.dumps(DATA[family])}
+_READERS = {"qwen_processor", "qwen3_processor", "siglip_processor"}
+NEEDS_TORCHVISION = {
+    name for name, recipe in DATA.items() if _READERS & {*recipe, *map(str, recipe.values())}
+}
