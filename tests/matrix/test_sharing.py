@@ -30,8 +30,8 @@ from support.tiny.outsiders_videos import picture
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS, REASONS = DOCS / "sharing.json", DOCS / "alone_pipelines.json"
-DENOISERS = ("transformer", "unet", "image_unet", "prior", "decoder", "denoiser", "dit")
-DENOISERS += ("controlnet",)
+DENOISERS: tuple[str, ...] = ("transformer", "unet", "image_unet", "prior", "decoder", "denoiser")
+DENOISERS += ("dit", "controlnet")
 IS_ASKED = "CARPOOL_WRITE_SHARING" in os.environ
 
 
