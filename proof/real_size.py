@@ -1,7 +1,7 @@
 """Serve models of published size on a CPU, with a budget of a quarter of their weights.
 
 usage: make real-size   (or: python -m proof.real_size [--model flux,wan] [--memory 8GiB] [--write]
-                         [--folder FOLDER] [--runs together,exact,bus,int8,gguf] [--tiny])
+                         [--folder FOLDER] [--runs together,plan,exact,bus,int8,gguf] [--tiny])
 
 FLUX.1-schnell and Wan 2.2 A14B with random weights are written to a folder, served by `carpool
 serve`, and removed; models in an explicit FOLDER stay and are reused. It needs 24 GB of memory,
@@ -190,7 +190,6 @@ class Proof:
                 f"{streaming['moved_bytes'] / GIB:.0f} GiB moved"
             )
             self.row("four requests of three sizes, together", outcome, here, took_s)
-            self.compare_plan(here)
             self.killed(here, requests[1:3], [file for file, _ in outputs[1:3]])
             began_s = time.monotonic()
             [(styled, _)] = here.draw([{**requests[1], "lora": [{"id": "style", "scale": 1.0}]}])
@@ -222,8 +221,7 @@ class Proof:
             alone = [here.draw([body])[0][0] for body in (first, second)]
             company = [file for file, _ in here.draw([first, second])]
             outcome = "equal bits" if alone == company else "WRONG: other bits"
-            took_s = time.monotonic() - began_s
-            self.row("exact: two alone, then together", outcome, here, took_s)
+            self.row("exact: two alone, then together", outcome, here, time.monotonic() - began_s)
 
     def quantized(self, title: str, flags: Sequence[str]) -> None:
         if (free := free_host_bytes()) < QUANTIZED_BYTES[title]:
@@ -232,8 +230,7 @@ class Proof:
         with serving(self.folder, self.model, (*self.flags, *flags)) as here:
             self.row(f"{title}: start", started(here.house), here, here.ready_s)
             began_s = time.monotonic()
-            files = here.draw(requests)
-            outcome = f"{len(files)} pictures; {forwards_of(here.statistics())} forwards"
+            outcome = f"{len(here.draw(requests))} pictures; {forwards_of(here.statistics())} forwards"
             self.row(f"{title}: two requests", outcome, here, time.monotonic() - began_s)
 
     def slow_bus(self) -> None:
@@ -242,12 +239,15 @@ class Proof:
         for row in rows:
             self.keep({"model": self.name, "table": "bus", "row": row})
 
-    def compare_plan(self, here: Served) -> None:
-        """Compare the planner's prediction for one more request with the measurement."""
-        body, before = {**bodies(self.name)[2], "prompt": "a harbour"}, here.statistics()
-        here.draw([body])
-        for row in real_size_plan.rows(self.model, before, here.statistics(), body):
-            self.keep({"model": self.name, "table": "plan", "row": row})
+    def plan(self) -> None:
+        """Compare the planner's prediction for a second request with the measurement."""
+        first, _, body, *_ = bodies(self.name)
+        with serving(self.folder, self.model, self.flags) as here:
+            here.draw([first])
+            before = here.statistics()
+            here.draw([{**body, "prompt": "a harbour"}])
+            for row in real_size_plan.rows(self.model, before, here.statistics(), body):
+                self.keep({"model": self.name, "table": "plan", "row": row})
 
 
 def forwards_of(stats: dict[str, Any], *, by_rows: bool = False) -> int:
@@ -291,6 +291,7 @@ def prove(name: str, folder: Path, options: Any, keep: Callable[[Any], None]) ->
         keep({"model": name, "table": "runs", "row": cells})
     runs: dict[str, Callable[[], None]] = {
         "together": proof.together,
+        "plan": proof.plan,
         "exact": proof.exact,
         "bus": proof.slow_bus,
         "int8": lambda: proof.quantized("int8", ("--quantize", "transformer=int8")),
@@ -319,7 +320,7 @@ def main() -> None:
     parser.add_argument("--model", default="flux,wan")
     parser.add_argument("--memory", default="8GiB")
     parser.add_argument("--folder", type=Path, help="folder of models to keep  [default: removed]")
-    parser.add_argument("--runs", default="together,exact,bus,int8,gguf")
+    parser.add_argument("--runs", default="together,plan,exact,bus,int8,gguf")
     parser.add_argument("--bus", type=float, default=1e9, help="bytes a second of the slow bus")
     parser.add_argument("--rows", type=Path, default=Path("build/real-size.jsonl"))
     parser.add_argument("--tiny", action="store_true", help="small models: a dry run")

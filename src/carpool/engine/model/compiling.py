@@ -20,14 +20,15 @@ from tqdm.auto import tqdm
 from carpool.config import EngineSettings
 from carpool.engine.model.device import Device
 from carpool.engine.model.modular import Pipeline, workflows
-from carpool.errors import LoadFailed, SettingRejected
+from carpool.errors import LoadFailed, SettingRejected, named
 from carpool.settings.preparation import DEFAULT_SIZE, is_denoiser, sizes
 
 GRAPHS = 64  # max graphs of one block
 COMPILER = "inductor"  # back end of torch.compile
 STEPS = 2  # a scheduler's first step may differ from the others
 SHORT, LONG = "a cat", "an astronaut who rides a horse over the moon in the rain"
-PROMPTS = ((SHORT,), (LONG,), (LONG, LONG), (SHORT, LONG), (SHORT, LONG, LONG))
+# masks come with two lengths and two widths, too: after two sizes, torch makes a graph for all
+PROMPTS = ((SHORT,), (LONG,), (LONG, LONG), (SHORT, LONG), (SHORT, SHORT, "a cat on the moon"))
 PICTURE_PX = 512  # side of the input image for pipelines that need one, if no size is set
 
 
@@ -118,8 +119,7 @@ def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
     thread.start()
     thread.join()
     if failed:
-        [error] = failed
-        raise LoadFailed(f"the warm-up failed: {type(error).__name__}: {error}") from error
+        raise LoadFailed(f"the warm-up failed: {named(failed[0])}") from failed[0]
 
 
 def _calls(pipe: Pipeline, image_sizes: list[tuple[int, int]]) -> Iterator[partial[Any]]:
@@ -148,5 +148,5 @@ def _inputs(pipe: Pipeline) -> dict[str, bool]:
     if isinstance(pipe, ModularPipeline):
         inputs = next(iter(workflows(pipe).values()))
         return {parameter.name: parameter.required for parameter in inputs}
-    takes = signature(pipe.__call__).parameters
-    return {name: parameter.default is Parameter.empty for name, parameter in takes.items()}
+    parameters = signature(pipe.__call__).parameters.values()
+    return {parameter.name: parameter.default is Parameter.empty for parameter in parameters}
