@@ -229,8 +229,8 @@ class Proof:
         requests = [{**body, "num_inference_steps": 1} for body in bodies(self.name)[:2]]
         with serving(self.folder, self.model, (*self.flags, *flags)) as here:
             self.row(f"{title}: start", started(here.house), here, here.ready_s)
-            began_s = time.monotonic()
-            outcome = f"{len(here.draw(requests))} pictures; {forwards_of(here.statistics())} forwards"
+            began_s, files = time.monotonic(), here.draw(requests)
+            outcome = f"{len(files)} pictures; {forwards_of(here.statistics())} forwards"
             self.row(f"{title}: two requests", outcome, here, time.monotonic() - began_s)
 
     def slow_bus(self) -> None:
