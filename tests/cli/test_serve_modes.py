@@ -122,7 +122,7 @@ def test_a_command_of_sglang_runs_as_it_is(serve: Serve) -> None:
     assert (model, settings.port, settings.batching_mode) == ("org/model", 8001, "dynamic")
     assert (settings.batching_max_size, settings.batching_delay_ms) == (8, 5.0)
     assert ended.err == (
-        "carpool: --dit-layerwise-offload is passed over: --memory 20GiB streams what does not fit "
+        "carpool: --dit-layerwise-offload is ignored: --memory 20GiB streams what does not fit "
         "the device\n"
         "carpool: the settings choose batching mode dynamic\n"
     )

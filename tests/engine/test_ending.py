@@ -211,7 +211,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
         with pytest.raises(Overloaded) as refused:
             drive.submit("a cat", **FLUX)
 
-        assert str(refused.value) == "the queue is full: 1 requests wait, the most is 1"
+        assert str(refused.value) == "the queue is full: 1 requests wait, the limit is 1"
         assert refused.value.status == 429
         assert refused.value.retry_after_s == 1.0
         drive.finish()

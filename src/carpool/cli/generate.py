@@ -125,7 +125,7 @@ class _Options:
     """Options of one command: prompts, parameters, files."""
 
     prompts: list[str]  # "": none, for a model that takes only an image
-    parameters: dict[str, Any]  # of the pipeline, except for the fields below
+    parameters: dict[str, Any]  # the pipeline's, except for the fields below
     shown: Protocol | None  # pictures in the terminal
     model: str  # "": the default
     output: Path | None
@@ -147,7 +147,7 @@ def _parameters(flags: dict[str, Any]) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
     for name, value in (*pairs(flags.pop("parameter")), *named.items()):
         if name in parameters:
-            raise click.UsageError(f"--parameter {name}: it is given twice, say it once")
+            raise click.UsageError(f"--parameter {name}: it is given twice: give it once")
         parameters[name] = value
     return parameters
 

@@ -90,10 +90,10 @@ def translated(flags: dict[str, Any]) -> dict[str, Any]:
         _one_device("num_gpus", count)
     for name, why in PASSED_OVER.items():
         if str(translation.pop(name) or "false").lower() not in ("false", "0"):
-            click.echo(f"carpool: --{name.replace('_', '-')} is passed over: {why}", err=True)
+            click.echo(f"carpool: --{name.replace('_', '-')} is ignored: {why}", err=True)
     backend = translation.pop("backend")
     if backend not in (None, "auto", "diffusers"):
-        click.echo(f"carpool: --backend {backend} is passed over: diffusers is the one", err=True)
+        click.echo(f"carpool: --backend {backend} is ignored: diffusers is the only one", err=True)
     translation.pop("omni")
     if translation.pop("step_execution"):
         _rename(translation, "step_execution", "batching_mode", "continuous")

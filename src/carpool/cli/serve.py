@@ -128,5 +128,5 @@ def _deploy(file: Path | None, overrides: str | None) -> dict[str, Any]:
 
     deploy = load_deploy(file, overrides)
     for key in deploy.unused:
-        click.echo(f"carpool: {file or '--stage-overrides'}: {key} is passed over", err=True)
+        click.echo(f"carpool: {file or '--stage-overrides'}: {key} is ignored", err=True)
     return dict(deploy.settings)

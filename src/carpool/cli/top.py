@@ -186,5 +186,5 @@ def _follow(server: ServerClient, board: Dashboard, after: Callable[[], bool]) -
             if after():
                 return
     except NoAnswer:
-        if not board.status:  # else it answered before: wait for its return
+        if not board.status:  # otherwise it answered before: wait for its return
             raise

@@ -53,7 +53,7 @@ class AnswerList:
         state.answered_phases = {phase for source in state.sources for phase in source.phases}
 
     def answer(self, state: RequestState, call: Call) -> Any | StartOver | None:
-        """The answer to a call; None: there is none."""
+        """The answer to a call, or None."""
         for source in [s for s in state.sources if call.target.phase in s.phases]:
             answer = self._ask(state, source, _answer, source, call)
             if answer is not None:

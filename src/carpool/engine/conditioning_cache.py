@@ -79,7 +79,7 @@ class ConditioningCache:
         self._ran: dict[int, nn.Module] = {}  # modules that ran since `note_modules`, by their ids
         # by module id: states of its submodules; its buffers and their versions
         self._states: dict[int, tuple[list[ModuleState], list[Tensor], list[int]]] = {}
-        self.prefix_tokens = 0  # of prompts that were not processed again: `prefixes.py`
+        self.prefix_tokens = 0  # prompt tokens not processed again: `prefixes.py`
         self.has_news = False  # an answer was cached since the last check of the parked calls
 
     def source(self, state: RequestState) -> "RequestConditioning | None":

@@ -268,7 +268,7 @@ def _parking(
     Args:
         target: the method as a target; None: it runs where it is called.
         token: the target to use instead while its component generates text.
-        reader: of the text generator: a token that can be packed parks further inside.
+        reader: the text generator's reader: a token that can be packed parks further inside.
         component: the text generator; default: the module of `token`.
     """
     if component is None and token is not None:

@@ -103,9 +103,9 @@ class RequestContext:
     """The private state of one request; see `fiber.FiberContext`."""
 
     is_private = is_running = False
-    # how many of so many tokens a component reads in one call
+    # tokens that a component reads in one call, of those left
     prompt_part: Callable[[str, int], int] = staticmethod(lambda component, tokens: tokens)
-    tell_share: Callable[[float], None]  # of work after the last step; set where there is some
+    tell_share: Callable[[float], None]  # finished share of the work after the last step; if any
     watch: Any = None  # adds options to `generate` that report its text; see `rewriter`
 
     def __init__(

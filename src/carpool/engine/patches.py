@@ -16,7 +16,7 @@ class Patches:
         """
         Args:
             owner: a module, a class or a function.
-            replace: by attribute: makes the replacement from the original value, or from None.
+            replace: replacements by attribute: makes one from the original value, or from None.
         """
         self._owner, self._replace = owner, dict(replace)
         self._plain: dict[str, Any] = {}

@@ -128,6 +128,6 @@ class Prefixes:
 
 
 def _prompt_of(call: Call) -> PromptReading | None:
-    """The prompt of which a call prefills a part."""
+    """The prompt that a call prefills in part."""
     cache = call.kwargs.get("past_key_values")
     return cache.prompt if isinstance(cache, OwnCache) else None

@@ -72,7 +72,7 @@ class RequestQueue:
                 raise Draining("the engine is closing and takes no new requests")
             if len(self._waiting) >= self._max_waiting + free_places:
                 raise Overloaded(
-                    f"the queue is full: {len(self._waiting)} requests wait, the most is "
+                    f"the queue is full: {len(self._waiting)} requests wait, the limit is "
                     f"{self._max_waiting}",
                     retry_after_s=RETRY_AFTER_S if place_s is None else place_s,
                 )

@@ -32,8 +32,8 @@ class Dispatcher:
     """Runs the requests of one pool, and takes the reports of its workers; on the event loop.
 
     Args:
-        settings: of each worker; queue and concurrency limits are for the whole pool.
-        journals: of the requests; those without one cannot move.
+        settings: each worker's settings; queue and concurrency limits are for the whole pool.
+        journals: the requests' journals; those without one cannot move.
         is_draining: whether requests of dead workers fail.
         is_choice: as in `Router`.
     """

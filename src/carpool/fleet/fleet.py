@@ -91,7 +91,7 @@ class Fleet:
         if model is None:
             names = ", ".join(map(repr, self._deployments))
             hint = nearest(name[:60], list(self._deployments))
-            problem = f"model {name[:60]!r} is not served here; there are {names}{hint}"
+            problem = f"model {name[:60]!r} is not served here; use one of {names}{hint}"
             raise ModelNotFound(problem, param="model")
         return model
 

@@ -143,7 +143,7 @@ class PacketStream:
             try:
                 kind, size = HEADER.unpack(await self._reader.readexactly(HEADER.size))
                 if size > PACKET_BYTES:
-                    raise Malformed(f"a packet of {size} bytes: the most is {PACKET_BYTES}")
+                    raise Malformed(f"a packet of {size} bytes: the limit is {PACKET_BYTES}")
                 part = await self._reader.readexactly(size)
             except (asyncio.IncompleteReadError, OSError):
                 return

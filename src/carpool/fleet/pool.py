@@ -33,7 +33,7 @@ class Pool:
     Args:
         make: creates a worker.
         devices: one for each worker.
-        settings: of each worker; queue and concurrency limits are for the whole pool.
+        settings: each worker's settings; queue and concurrency limits are for the whole pool.
         journals: the workers' journals, if they have any.
         workers: initial number; None: one for each device.
         scale: bounds for scaling with the load.

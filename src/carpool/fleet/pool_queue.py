@@ -49,7 +49,7 @@ class PoolQueue:
     """The requests of a pool, from their admission to their end.
 
     Args:
-        settings: of each worker; queue and concurrency limits are for the whole pool.
+        settings: each worker's settings; queue and concurrency limits are for the whole pool.
         card: returns the model's card, once a worker has loaded the model.
         is_choice: as in `Router`. A single worker has the queue and refuses late requests itself.
     """

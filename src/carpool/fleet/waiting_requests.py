@@ -40,7 +40,7 @@ class WaitingRequests:
 
     Args:
         work_s: predicts the seconds of a request's steps, alone.
-        shares: of tenants; None: no fair shares.
+        shares: weights of tenants; None: no fair shares.
     """
 
     def __init__(self, work_s: Callable[[RoutedRequest], float], shares: FairShares | None) -> None:

@@ -23,7 +23,7 @@ def write_output(
     Args:
         fps: frames a second of a video.
         metadata: see `media.encode_image`.
-        quality: of JPEG and WebP, 0-100.
+        quality: JPEG and WebP quality, 0-100.
 
     Raises:
         PipelineFailed: the output has no mesh or no sound.

@@ -165,7 +165,7 @@ class _Listener:
         self._request, self._follow = request, follow
         self.future: Future[Output] = Future()
         self._events: list[Event] = []
-        self._queues: list[OnEvent] = []  # of iterations, live
+        self._queues: list[OnEvent] = []  # queues of live iterations
         self._lock = threading.Lock()
         self.future.set_running_or_notify_cancel()  # only the engine may end it
 

@@ -57,7 +57,7 @@ class WorkerRequests:
         send: sends a message to the current worker, if there is one.
         journals: for resuming requests; None: they start over.
         changed: called when the worker may accept requests again.
-        deaths: of all workers of the server.
+        deaths: deaths of all workers.
     """
 
     def __init__(

@@ -43,8 +43,8 @@ def test_requests_get_them_where_they_say_nothing(caplog: pytest.LogCaptureFixtu
         assert own.arguments["num_inference_steps"] == 5
     warned = [one.message for one in caplog.records if one.levelno == logging.WARNING]
     assert warned == [
-        "default_sampling_params: temperature is passed over: the model takes no such parameter",
-        "default_sampling_params: seed is passed over: requests without a seed get a new one",
+        "default_sampling_params: temperature is ignored: the model takes no such parameter",
+        "default_sampling_params: seed is ignored: requests without a seed get a new one",
     ]
 
 

@@ -171,7 +171,7 @@ def test_keys_that_nobody_knows_are_passed_over_and_named() -> None:
         ({"stages": [{"engine_args": 4}]}, "deploy: stages[0].engine_args is 4: must be a mapping"),
         (
             {"stages": [{"max_num_seqs": 4, "engine_args": {"max_num_seqs": 2}}]},
-            "deploy: stages[0]: max_num_seqs is 4 and 2: say it once",
+            "deploy: stages[0]: max_num_seqs is 4 and 2: give it once",
         ),
         ({"stages": [{}, {}]}, "deploy: 2 of the 2 entries of stages can be the diffusion stage"),
         ({"stages": [{"stage_type": "llm"}]}, "deploy: 0 of the 1 entries of stages can be"),

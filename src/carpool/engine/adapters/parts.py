@@ -149,7 +149,7 @@ def part_of(layer: Any, adapter: str, real: Any, span: tuple[int, int] | None = 
         )
     if magnitude is not None and not magnitude.is_meta and not magnitude.any():
         # the loader skipped the file's magnitude, as for text encoders: PEFT starts with the length
-        # of the weights, which the shadow lacks
+        # attributes of weights that the shadow lacks
         magnitude = base_layer(real).weight.detach().flatten(1).norm(dim=1)
     scaling = layer.scaling[adapter]
     if not isinstance(scaling, (int, float)) and scaling.numel() != 1:

@@ -43,7 +43,7 @@ class AdapterRegistry:
     ) -> None:
         self._adapters, self._path, self._on_change = adapters, folder, on_change
         self._refused: dict[str, AdapterInfo] = {}  # refused adapters of the settings
-        self._refused_files: dict[str, AdapterInfo] = {}  # of the folder, by their would-be id
+        self._refused_files: dict[str, AdapterInfo] = {}  # refused files of the folder, by id
         self._stamps: dict[str, tuple[int, int]] = {}  # sizes and times (ns) of the files read
         self._missing: frozenset[str] = frozenset()  # ids with deleted files
         self._reloading = threading.Lock()

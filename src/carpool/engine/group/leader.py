@@ -300,7 +300,7 @@ class Followers:
                 return
             self._is_lost = True
             self._news.notify_all()
-        if self._watching.ident is not None:  # else no forward has run yet
+        if self._watching.ident is not None:  # otherwise no forward has run yet
             log.critical("the group ends; its requests continue in the next one: %s", why)
             self.at_loss()
 

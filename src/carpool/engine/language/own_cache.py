@@ -30,7 +30,7 @@ class OwnCache:
         tokens: number of tokens of the call.
         positions: their positions, (axes, tokens, 1), for models with several axes.
         mask: the hidden tokens of a padded text: (1, tokens), or complete masks by kind of layer.
-        prompt: the `PromptReading` of which the call prefills a part.
+        prompt: the `PromptReading` that the call prefills in part.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class PackedTokens:
                 del self._prompts[prompt.cache]
 
     def prompt_in(self, arguments: Mapping[str, Any]) -> PromptReading | None:
-        """The prompt of which a call prefills a part."""
+        """The prompt that a call prefills in part."""
         cache = arguments.get("past_key_values")
         return self._prompts.get(cache) if isinstance(cache, Cache) else None
 

@@ -66,7 +66,7 @@ def card_of(
     )
     if card.enhances and not card.enhancer:
         raise SettingRejected(
-            f"enhance_prompt: {name} has no model that writes prompts anew: give --rewriter or "
+            f"enhance_prompt: {name} has no model that rewrites prompts: give --rewriter or "
             "--language-url",
             param="enhance_prompt",
         )

@@ -33,7 +33,7 @@ _PACKAGES = {"hy3dgen.shapegen.": "hy3dgen.shapegen.", "hy3dshape.": "hy3dgen.sh
 class MeshOutput(BaseOutput):  # type: ignore[misc]
     """Meshes, one for each image."""
 
-    meshes: list[Any]  # of trimesh
+    meshes: list[Any]  # trimesh objects
 
 
 class Hunyuan3DPipeline(DiffusionPipeline):  # type: ignore[misc]
@@ -118,7 +118,7 @@ def _surface(
     Args:
         vae: its decoder runs for a point at a time, in chunks.
         latents: (1, tokens, width).
-        options: of the package's extraction.
+        options: the package's extraction options.
         tell: called with the share of the chunks that are done; what it raises ends the work.
 
     Raises:

@@ -43,7 +43,7 @@ class SchedulerHook:
     Args:
         count: max estimates to take.
         show: called with each, on the engine's thread.
-        stages: of the engine: a step continues without an estimate that fails.
+        stages: the engine's stages: a step continues without an estimate that fails.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ def base_of(weights: Mapping[str, Tensor]) -> str | None:
     """The hub id of a TurboWan denoiser's original pipeline; None for other weights.
 
     Args:
-        weights: by Wan's names, from `as_wan`.
+        weights: weights by Wan's names, from `as_wan`.
     """
     if not any(".proj_l." in name for name in weights):
         return None

@@ -57,7 +57,7 @@ def _copied(
     Args:
         memo: shared and already copied objects by id, as for `copy.deepcopy`.
         classes: classes of the copies, by id of the pipeline; filled here.
-        device: of all components without their own; None: the pipeline's.
+        device: default device of components; None: the pipeline's.
     """
     if id(pipe) in memo:
         return memo[id(pipe)]

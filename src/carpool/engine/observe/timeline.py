@@ -232,7 +232,7 @@ class Forward(Struct, frozen=True):
     adapters: int = 0  # number of different adapters
     why: str = ""  # why it is not wider: see `width_reason`
     kind: CallKind = NO_KIND
-    methods: tuple[str, ...] = ()  # of each request
+    methods: tuple[str, ...] = ()  # methods of each request
 
     @property
     def requests(self) -> int:

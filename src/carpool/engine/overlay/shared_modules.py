@@ -41,7 +41,7 @@ class SharedModules:
         self.children: dict[int, dict[str, nn.Module | None]] = {}
         self.holders: dict[int, nn.Module] = {}
         self._weights: dict[int, tuple[str, Tensor]] = {}  # component and weight, by weight id
-        self._versions: list[int] = []  # of the weights, in order
+        self._versions: list[int] = []  # versions of the weights
         self._alive: list[Any] = []  # references that keep the ids valid
 
     def install(self) -> None:
@@ -52,7 +52,7 @@ class SharedModules:
                     self.names[id(module)] = f"{name}.{inner}" if inner else name
                     self.children[id(module)] = dict(module._modules)
                     self._add(name, module)
-            # else the first `cache_context` would create it, which is not a request's change
+            # otherwise the first `cache_context` would create it, which is not a request's change
             if isinstance(component, CacheMixin) and not hasattr(component, REGISTRY):
                 HookRegistry.check_if_exists_or_initialize(component)
                 self._registries.append(component)

@@ -27,7 +27,7 @@ def infer(arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Spec | 
     """Guess how calls with such arguments fuse; None if no argument has rows.
 
     Args:
-        arguments: of one call, by name.
+        arguments: one call's arguments, by name.
         shared: names of tensors to share because stacking them proved wrong.
     """
     tensors = {n: v for n, v in arguments.items() if isinstance(v, Tensor) and v.ndim}

@@ -148,7 +148,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "audio_encoder_attention_mask": STACK,  # (rows, text tokens)
             "video_coords": STACK,  # (rows, 3, video tokens, 2): sizes may differ
             "audio_coords": STACK,  # (rows, 1, audio tokens, 2)
-            "num_frames": UNUSED,  # where there are coordinates
+            "num_frames": UNUSED,  # if there are coordinates
             "height": UNUSED,
             "width": UNUSED,
             "fps": UNUSED,

@@ -38,7 +38,7 @@ def split(defaults: Mapping[str, Any], takes: Collection[str]) -> tuple[dict[str
     """The values that a model takes, by its parameters' names; a message for each other value."""
     accepted = {name: value for name, value in defaults.items() if name in takes}
     lines = [
-        f"default_sampling_params: {name} is passed over: "
+        f"default_sampling_params: {name} is ignored: "
         f"{_INSTEAD.get(name, 'the model takes no such parameter')}"
         for name in defaults
         if name not in accepted

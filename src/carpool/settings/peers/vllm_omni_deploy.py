@@ -168,7 +168,7 @@ def _flat(stage: dict[str, Any], where: str) -> dict[str, Any]:
         for key, value in level.items():
             _check_spelling(key, {*SUPPORTED, *INSIDE}, where)
             if key in flat and flat[key] != value:
-                problem = f"{key} is {flat[key]!r:.60} and {value!r:.60}: say it once"
+                problem = f"{key} is {flat[key]!r:.60} and {value!r:.60}: give it once"
                 raise SettingRejected(f"{where}: {problem}", param=key)
             flat[key] = value
     return {key: value for key, value in flat.items() if key not in ("stage_id", "stage_type")}
