@@ -410,3 +410,13 @@ def test_a_reference_picture_outlives_a_reload_too(laptop: Tab) -> None:
     laptop.draw("a pink circle", strength="0.7")
     laptop.card("a pink circle").locator(".card-open").click()
     page.locator("#detail td", has_text="image-to-image").wait_for()
+
+
+def test_a_prompt_in_free_words_is_shown_as_it_was_rewritten(laptop: Tab) -> None:
+    laptop.page.locator("details:has(#f-enhance_prompt)").evaluate("(node) => { node.open = true }")
+    laptop.page.locator("#f-enhance_prompt").select_option("true")
+
+    laptop.draw("something round and red, with sky behind it", num_inference_steps="8")
+
+    written = laptop.card("something round").locator(".written").inner_text()
+    assert written == "→ a red circle on a blue background"
