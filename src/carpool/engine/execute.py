@@ -133,11 +133,13 @@ def fitting(run: RunCalls, free: Callable[[], None]) -> RunCalls:
     """
 
     def fits(ready: Sequence[Any]) -> list[Any]:
-        rewind = _rewind_of(ready[0].call) if len(ready) == 1 else None
+        call = ready[0].call
+        is_text = call.target.method in WRITING and call.target.spec is None
+        rewind = _rewind_of(call) if is_text else free
         try:
             return run(ready)
         except torch.OutOfMemoryError:
-            if rewind is None:
+            if len(ready) > 1 or rewind is None:
                 raise
         # Out of the `except`, so that the traceback no longer holds the forward's activations.
         rewind()
@@ -156,8 +158,6 @@ def fitting(run: RunCalls, free: Callable[[], None]) -> RunCalls:
 
 def _rewind_of(call: Call) -> Callable[[], object] | None:
     """Undoes what a call may add to the cache of its text; None: that cannot be undone."""
-    if call.target.method not in WRITING or call.target.spec is not None:
-        return lambda: None
     from carpool.engine.language.own_cache import OwnCache, is_plain  # they import transformers
 
     cache = call.kwargs.get("past_key_values")

@@ -295,17 +295,17 @@ class Continuous:
         all_parked: Sequence[ParkedCall],
         now_s: float,
     ) -> None:
-        leader = choice.calls[0]
+        leader, is_fair = choice.calls[0], self._shares is not None
         self._forwards += 1
-        is_fair = self._shares is not None
         if len(all_parked) > 1:
             self._starvation.ran(choice.calls, parked, all_parked, is_fair=is_fair)
         if leader.phase == "denoise":
-            self._load.ran(choice.calls, self.costs.curve(leader.kind), now_s)
+            curve = self.costs.curve(leader.kind)
+            self._load.ran(choice.calls, curve, now_s)
             self._spent_s = dict.fromkeys(self._spent_s, 0.0)
             numbers = {call.request for call in choice.calls}
             self._cohort, self._behind = self._cohort or numbers, self._behind - numbers
-            if len(numbers) == 1 and leader.rows not in self.costs.curve(leader.kind).measured:
+            if 1 == len(numbers) < len(parked) and leader.rows not in curve.measured:
                 others = {call.request for call in parked if call.key == leader.key}
                 self._behind = self._cohort & others - numbers
         else:
