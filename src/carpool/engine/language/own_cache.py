@@ -12,15 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import (
-    Cache,
-    DummyLayer,
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-)
+from transformers import cache_utils
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+_EMPTY = getattr(cache_utils, "DummyLayer", None)  # older releases of transformers 5 lack it
 
 
 class OwnCache:
@@ -102,7 +98,7 @@ class OwnCache:
 
 def layers_of(cache: Cache) -> list[Any]:
     """The layers that hold keys and values: others use those of an earlier layer."""
-    return [layer for layer in cache.layers if type(layer) is not DummyLayer]
+    return [layer for layer in cache.layers if type(layer) is not _EMPTY]
 
 
 def is_plain(cache: Any) -> bool:
