@@ -46,7 +46,7 @@ def tiny(name: str) -> Model:
 def _parts() -> dict[str, dict[str, tuple[str, Config]]]:
     """By family and component: the class and the configuration in the tests' checkpoints."""
     command = [sys.executable, "-m", "support.tiny.configs", *FAMILIES.values()]
-    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     found: dict[str, Any] = json.loads(subprocess.check_output(command, env=environ))
     return found
 
