@@ -121,16 +121,16 @@ class ConditioningCache:
     def _is_observed(self, module: nn.Module) -> bool:
         """Whether code outside the known libraries observes calls of a module."""
         hooks = torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks
-        known = self._codes.get(id(module))
-        parts = known[0] if known else list(module.modules())
+        entry = self._codes.get(id(module))
+        parts = entry[0] if entry else list(module.modules())
         code = [  # numbers of hooks are never given again
             (cls, own.get("processor"), own.get("forward"), *[[*own[n]] for n in _HOOKS if own[n]])
             for cls, own in [(part.__class__, vars(part)) for part in parts]
         ]
-        if known is None or known[1] != code:
+        if entry is None or entry[1] != code:
             is_foreign = next(foreign_parts(module, parts), None) is not None
-            known = self._codes[id(module)] = parts, code, is_foreign
-        return any(hooks) or known[2]
+            entry = self._codes[id(module)] = parts, code, is_foreign
+        return any(hooks) or entry[2]
 
     def answer(self, key: Hashable, *, is_lone: bool) -> Any | None:
         """A copy of a cached answer.

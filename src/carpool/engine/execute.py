@@ -135,7 +135,7 @@ def fitting(run: RunCalls, free: Callable[[], None]) -> RunCalls:
     def fits(ready: Sequence[Any]) -> list[Any]:
         call = ready[0].call
         is_text = call.target.method in WRITING and call.target.spec is None
-        rewind = _rewind_of(call) if is_text else free
+        rewind = _rewind_of(call) if is_text else (lambda: None)
         try:
             return run(ready)
         except torch.OutOfMemoryError:

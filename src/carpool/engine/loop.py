@@ -215,9 +215,9 @@ class EngineCore:
         return LoadReport(
             self.scheduler.step_costs,
             {
-                line.request_id: float(line.steps - line.step)
-                for line in (state.timeline for state in self.running.states)
-                if line.steps
+                timeline.request_id: float(timeline.steps - timeline.step)
+                for timeline in (state.timeline for state in self.running.states)
+                if timeline.steps
             },
             self.loaded.streamer is not None,
             self.scheduler.admission.place_s,

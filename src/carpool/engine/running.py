@@ -75,8 +75,10 @@ class RunningRequests:
 
     def admit(self, states: Iterable[RequestState]) -> None:
         """Add requests that have left the queue, before the first of them starts."""
-        if not self.by_number and (self._isolation.note_weights() or self._have_changed()):
-            self.answers.forget()
+        if not self.by_number:
+            have_changed = self._stages.contain("cache", True, self.answers.shared.have_changed)
+            if self._isolation.note_weights() or have_changed:
+                self.answers.forget()
         self.by_number.update((state.number, state) for state in states)
         if len(self.by_number) > 1:
             for state in self.by_number.values():
@@ -345,9 +347,8 @@ class RunningRequests:
             self._tell(state, Event("prompt", state.request_id, now_s, text=text))
 
     def _tell(self, state: RequestState, event: Event) -> None:
-        if state.is_answered:
-            return  # the client already got its answer from the watchdog
-        self._stages.contain("tell", None, state.listener.event, event, states=[state])
+        if not state.is_answered:  # otherwise the watchdog has answered the client
+            self._stages.contain("tell", None, state.listener.event, event, states=[state])
 
     def _fail(
         self, state: RequestState, error: BaseException, mapped: Exception | None = None
@@ -388,9 +389,6 @@ class RunningRequests:
             if now_s > state.deadline_at_s:
                 self._stats.late()
             self._deliver_outcome(state, output, error, now_s)
-
-    def _have_changed(self) -> bool:
-        return self._stages.contain("cache", True, self.answers.shared.have_changed)
 
     def _check_weights(self) -> None:
         try:

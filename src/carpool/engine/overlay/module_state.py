@@ -46,9 +46,9 @@ class ModuleState:
         for container in _containers(module):
             if isinstance(container, dict):
                 entries = dict(container)
-                known = children if container is module._modules and children else {}
-                if not known.keys() <= entries.keys():
-                    entries = dict(known) | entries
+                at_load = children if container is module._modules and children else {}
+                if not at_load.keys() <= entries.keys():
+                    entries = dict(at_load) | entries
                 state.dicts.append((container, entries))
             else:
                 state.collections.append((container, list(container)))
