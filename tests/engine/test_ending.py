@@ -240,23 +240,3 @@ def test_closing_ends_everything_and_gives_the_modules_back() -> None:
         after.pop("_diffusers_hook", None)  # flux' own `cache_context` leaves it
         assert after.keys() == before[name].keys()
         assert all(after[key] is before[name][key] for key in after if key != "training")
-
-
-def test_an_engine_whose_thread_is_gone_takes_nothing() -> None:
-    with engine_driver.driving("flux", isolation="shared") as drive:
-        pass
-
-    with pytest.raises(Draining):
-        drive.submit("a cat", **FLUX)
-
-
-def test_an_engine_may_follow_another_on_the_same_pipeline() -> None:
-    arguments = FLUX | {"num_inference_steps": 1}
-    images = []
-    for _ in range(2):
-        with engine_driver.driving("flux", isolation="shared") as drive:
-            heard: engine_driver.Recorder = drive.submit("a cat", **arguments)
-            drive.finish()
-            images.append(heard.image)
-
-    assert engine_driver.gap(*images) == 0

@@ -1,4 +1,4 @@
-"""Processes that die, drain, start and cannot start; requests whose callers or time are gone."""
+"""Processes that die and drain; requests whose callers or time are gone."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +14,7 @@ import httpx2
 import pytest
 
 from support.endpoints import ENDPOINT
-from support.server_process import PATIENCE_S, Server, body, eventually, serving, starting
+from support.server_process import PATIENCE_S, Server, body, eventually, serving
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 ENDLESS = 1000  # steps; some 15 s where nothing else runs
@@ -73,21 +72,6 @@ def assert_retry_hint(answer: httpx2.Response) -> None:
 # Requests
 
 
-def test_a_full_queue_refuses_with_a_hint(narrow: Server) -> None:
-    with closing(send(narrow, num_inference_steps=ENDLESS)):
-        eventually(lambda: load(narrow) == (1, 0), 10, "one runs")
-        with closing(send(narrow, num_inference_steps=ENDLESS)):
-            eventually(lambda: load(narrow) == (1, 1), 10, "one waits")
-
-            answer = narrow.draw()
-
-    assert answer.status_code == 429
-    told = refusal(answer)
-    assert (told["code"], told["type"]) == ("queue_full", "rate_limit_error")
-    assert_retry_hint(answer)
-    eventually(lambda: load(narrow) == (0, 0), 5, "those that hung up are gone")
-
-
 def test_a_client_that_hangs_up_stops_its_request(narrow: Server) -> None:
     before = narrow.stats()["steps"]
 
@@ -102,13 +86,18 @@ def test_a_client_that_hangs_up_stops_its_request(narrow: Server) -> None:
     assert narrow.draw().status_code == 200
 
 
-def test_several_pictures_of_one_request_are_given_up_together(narrow: Server) -> None:
+def test_a_full_queue_refuses_with_a_hint_and_gives_up_all_pictures_of_the_request(
+    narrow: Server,
+) -> None:
     with closing(send(narrow, num_inference_steps=ENDLESS)):
         eventually(lambda: load(narrow) == (1, 0), 10, "another runs")
 
         answer = narrow.draw(n=2, num_inference_steps=ENDLESS)  # there is one place to wait
 
-        assert refusal(answer)["code"] == "queue_full"
+        assert answer.status_code == 429
+        told = refusal(answer)
+        assert (told["code"], told["type"]) == ("queue_full", "rate_limit_error")
+        assert_retry_hint(answer)
         eventually(lambda: load(narrow) == (1, 0), 5, "the picture that had a place is given up")
     eventually(lambda: load(narrow) == (0, 0), 5, "the other one is gone, too")
 
@@ -177,57 +166,3 @@ def test_a_signal_lets_the_running_finish_and_refuses_the_rest(pool: ThreadPoolE
         assert server.get("/health").json() == {"status": "draining"}
         assert running.result(timeout=20).status_code == 200
         assert server.wait() == 0
-
-
-def test_a_second_signal_ends_it_now(pool: ThreadPoolExecutor) -> None:
-    with serving() as server:
-        running = begin(pool, server, ENDLESS)
-        server.signal()
-        eventually(lambda: server.health() == 503, 5, "it drains")
-
-        server.signal()
-
-        assert server.wait(5) == 0
-        answer = running.result(timeout=5)
-        assert (answer.status_code, refusal(answer)["code"]) == (503, "draining")
-
-
-# The start
-
-
-def test_before_the_model_is_loaded_everything_says_starting() -> None:
-    with starting() as server:
-        server.wait_listening()
-
-        answer = server.draw()
-        assert (answer.status_code, refusal(answer)["code"]) == (503, "starting")
-        assert_retry_hint(answer)
-        health = server.get("/health")
-        assert (health.status_code, health.json()) == (503, {"status": "starting"})
-        assert server.get("/livez").status_code == 200
-
-        server.signal(signal.SIGKILL)  # the worker hears of it although it loads
-        server.wait(3)
-
-
-def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(tmp_path: Path) -> None:
-    (tmp_path / "model_index.json").write_text("{")
-    with starting("--log-level", "warning", model=str(tmp_path)) as server:
-        assert server.wait(PATIENCE_S) == 1
-        lines = server.stderr.splitlines()
-
-    assert lines[0] == f"Loading {tmp_path} ..."
-    [told] = lines[1:]
-    assert told.startswith(f"carpool: cannot load {tmp_path}: ")
-    assert server.url == ""
-
-
-def test_a_port_that_is_taken_ends_it_with_one_line() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-        with starting("--port", str(port), "--log-level", "warning") as server:
-            assert server.wait() == 1
-            [told] = server.stderr.splitlines()
-
-    assert f"port {port} is taken; use --port" in told
-    assert "already in use" in told

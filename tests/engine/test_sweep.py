@@ -369,16 +369,3 @@ def test_a_forward_that_runs_out_of_memory_is_cut_when_the_others_have_ended(
     assert [one.error for one in heard] == [None] * 3
     assert [rows for rows, _ in widths] == [2, 1, 1, 1]
     assert widths[1][1] == (SIZES[1] // 4) ** 2  # the other size ended before the second try
-
-
-def test_a_pipeline_is_as_it_was_when_its_engine_is_gone(tmp_path: Path) -> None:
-    pipe = engine_driver.fresh("flux")
-    before = {name: value.clone() for name, value in pipe.transformer.state_dict().items()}
-    with engine_driver.driving(pipe, stream="transformer,vae", stream_dir=str(tmp_path)) as drive:
-        sent(drive, 0)
-        drive.finish()
-
-    after = pipe.transformer.state_dict()
-    assert all(torch.equal(value, after[name]) for name, value in before.items())
-    assert not [part for part in pipe.transformer.modules() if hasattr(part, "_diffusers_hook")]
-    assert "forward" not in pipe.transformer.__dict__

@@ -206,8 +206,7 @@ def far(recorder: Recorder, expected: Tensor) -> float:
     return float((recorder.image - expected).abs().max())
 
 
-@pytest.mark.parametrize("isolation", ["auto", "shared"])
-@pytest.mark.parametrize("numerics", ["fast", "exact"])
+@pytest.mark.parametrize(("numerics", "isolation"), [("fast", "auto"), ("exact", "shared")])
 @pytest.mark.parametrize("inside", WITH)
 def test_a_module_called_inside_of_a_context_runs_in_it_and_no_other_request_does(
     inside: str, numerics: str, isolation: str

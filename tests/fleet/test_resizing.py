@@ -228,15 +228,3 @@ async def test_the_number_of_workers_follows_the_load_between_its_bounds() -> No
     assert stage.pool.state == "ready"
     assert [task.exception() for task in stage.tasks] == [None] * 12
     await stage.pool.stop()
-
-
-async def test_activity_and_adapters_reach_workers_that_came_later() -> None:
-    async with of_two() as stage:
-        seen: list[int] = []
-        stage.pool.watch_activity(lambda activity: seen.append(activity.worker))
-        await stage.pool.add_lora("outlined", "file")
-        stage.pool.add_worker()
-        await stage.load(2)
-        stage.workers[2].act(1.0)
-        assert seen == [2]
-        assert stage.workers[2].lora == {"outlined": "file"}

@@ -1,5 +1,6 @@
 """A state folder is used only if it is ours, and only what was made here is ever removed."""
 
+import inspect
 import os
 import shutil
 import signal
@@ -15,7 +16,6 @@ import pytest
 from carpool.errors import PipelineFailed, StoreFailed
 from carpool.jobs.state_folder import LOCK, LOG, MARKER
 from carpool.jobs.store import JobStore
-from support import torchvision_cpu
 from support.server_process import ended
 
 Tree = dict[str, tuple[Any, ...]]
@@ -74,14 +74,12 @@ def used(tmp_path: Path) -> tuple[Path, str]:
 def died(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A folder whose process was killed, with several jobs that have results."""
     folder = tmp_path_factory.mktemp("died") / "state"
+    source = f"{inspect.getsource(completed)}\nstore = JobStore(Path(sys.argv[1]))\n"
     code = (
-        "import os, sys; from pathlib import Path; sys.path[:0] = sys.argv[2:];"
-        "from jobs.test_state_folder import JobStore, completed;"
-        "store = JobStore(Path(sys.argv[1]));"
-        "print(*(completed(store) for _ in range(5)), flush=True); os.kill(os.getpid(), 9)"
+        "import os, sys; from pathlib import Path; from carpool.jobs.store import JobStore\n"
+        f"{source}print(*(completed(store) for _ in range(5)), flush=True); os.kill(os.getpid(), 9)"
     )
-    paths = [path for path in sys.path if path != str(torchvision_cpu.FOLDER)]
-    command = [sys.executable, "-c", code, str(folder), *paths]
+    command = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
     return folder, done.stdout.split()

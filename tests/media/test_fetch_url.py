@@ -129,19 +129,6 @@ def test_types_of_pictures_are_taken(kind: str) -> None:
 # Addresses
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "127.0.0.1", "127.8.9.1", "169.254.169.254",
-     "172.16.0.1", "172.31.255.255", "192.0.0.1", "192.0.2.1", "192.168.1.1", "198.18.0.1",
-     "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255",
-     "::", "::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1",
-     "64:ff9b::7f00:1", "64:ff9b:1::1", "100::1", "2001::1", "2001:db8::1", "2002:7f00:1::",
-     "2002:a00:1::", "fc00::1", "fd00:ec2::254", "fe80::1", "fe80::1%eth0", "fec0::1", "ff02::1"],
-)  # fmt: skip
-def test_no_address_that_is_not_public_is_taken_for_one(text: str) -> None:
-    assert not is_public(ipaddress.ip_address(text))
-
-
 # IANA's special-purpose address registries, line by line, multicast, what lies outside of global
 # unicast, and the addresses at which clouds tell secrets
 NOT_PUBLIC = [
@@ -158,15 +145,15 @@ NOT_PUBLIC = [
     "fe80::/10", "fec0::/10", "ff00::/8", "fd00:ec2::254/128", "fd20:ce::254/128", "4000::/2",
     "8000::/1", "200::/7", "::ffff:10.0.0.0/104", "::ffff:168.63.129.16/128",
     "64:ff9b::10.0.0.0/104", "64:ff9b::a83f:8110/128", "64:ff9b::a9fe:a9fe/128",
+    "64:ff9b::127.0.0.0/104",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", NOT_PUBLIC)
-def test_no_address_of_a_special_purpose_is_public(text: str) -> None:
-    network = ipaddress.ip_network(text)
-
-    for address in (network[0], network[network.num_addresses // 2], network[-1]):
-        assert not is_public(address), address
+def test_no_address_of_a_special_purpose_is_public() -> None:
+    for network in map(ipaddress.ip_network, NOT_PUBLIC):
+        for address in (network[0], network[network.num_addresses // 2], network[-1]):
+            assert not is_public(address), address
+    assert not is_public(ipaddress.ip_address("fe80::1%eth0"))
 
 
 def test_what_is_public_does_not_depend_on_the_tables_of_python(
@@ -176,21 +163,19 @@ def test_what_is_public_does_not_depend_on_the_tables_of_python(
         for name in ("is_global", "is_private", "is_reserved", "is_link_local"):
             monkeypatch.delattr(version, name)
 
-    test_no_address_of_a_special_purpose_is_public("192.0.0.0/24")
-    test_no_address_of_a_special_purpose_is_public("fc00::/7")
+    test_no_address_of_a_special_purpose_is_public()
     assert is_public(ipaddress.ip_address("1.1.1.1"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["1.1.1.1", "93.184.215.14", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101",
-     "9.255.255.255", "11.0.0.0", "100.63.255.255", "100.128.0.0", "168.63.129.15",
-     "168.63.129.17", "172.15.255.255", "172.32.0.0", "192.0.1.0", "192.88.98.255",
-     "192.88.100.0", "198.17.255.255", "198.20.0.0", "223.255.255.255", "2001:200::",
-     "2001:db7:ffff::", "2001:db9::", "2003::", "3fff:1000::", "3ffe:ffff::"],
-)  # fmt: skip
-def test_public_addresses_are_public(text: str) -> None:
-    assert is_public(ipaddress.ip_address(text))
+def test_public_addresses_are_public() -> None:
+    public = [
+        "1.1.1.1", "93.184.215.14", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101",
+        "9.255.255.255", "11.0.0.0", "100.63.255.255", "100.128.0.0", "168.63.129.15",
+        "168.63.129.17", "172.15.255.255", "172.32.0.0", "192.0.1.0", "192.88.98.255",
+        "192.88.100.0", "198.17.255.255", "198.20.0.0", "223.255.255.255", "2001:200::",
+        "2001:db7:ffff::", "2001:db9::", "2003::", "3fff:1000::", "3ffe:ffff::",
+    ]  # fmt: skip
+    assert [text for text in public if not is_public(ipaddress.ip_address(text))] == []
 
 
 @pytest.mark.parametrize(

@@ -89,17 +89,6 @@ def test_a_body_of_all_its_defaults_is_taken(more: dict[str, Any]) -> None:
     assert warnings == []
 
 
-@pytest.mark.parametrize("name", sorted(TXT2IMG.keys() - {"prompt"}))
-def test_null_and_its_default_mean_the_same_as_no_field(name: str) -> None:
-    body = {**TXT2IMG, "prompt": "a cat", "width": 64, "height": 64, "steps": 4}
-    absent: dict[str, Any] = {key: value for key, value in body.items() if key != name}
-
-    expected, _ = taken(worker_of(BOTH), **absent)
-    arguments, _ = taken(worker_of(BOTH), **{**absent, name: None})
-
-    assert arguments == expected
-
-
 @pytest.mark.parametrize("more", [{}, OLDER, {"mask": ""}], ids=["newest", "older", "no mask"])
 def test_a_body_of_all_defaults_draws_a_picture_anew(more: dict[str, Any]) -> None:
     body = {**IMG2IMG, **more, "prompt": "a", "width": 64, "height": 48}

@@ -381,10 +381,13 @@ def test_names_that_change_no_picture_may_stay(
 
 
 @pytest.mark.parametrize(
-    "prefix", ["_orig_mod.", "module.", "module._orig_mod.", "diffusion_model.",
-               "model.diffusion_model.", "transformer."],
+    ("prefix", "ending"),
+    [
+        ("_orig_mod.", "safetensors"), ("module.", "sft"), ("module._orig_mod.", "SAFETENSORS"),
+        ("diffusion_model.", "safetensors"), ("model.diffusion_model.", "sft"),
+        ("transformer.", "SAFETENSORS"),
+    ],
 )  # fmt: skip
-@pytest.mark.parametrize("ending", ["safetensors", "sft", "SAFETENSORS"])
 def test_prefixes_of_wrappers_are_removed(prefix: str, ending: str, tmp_path: Path) -> None:
     state = {name: weight * 1.5 for name, weight in weights("wan21_t2v", "transformer").items()}
     file = tmp_path / f"wrapped.{ending}"

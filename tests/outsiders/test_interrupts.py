@@ -48,17 +48,6 @@ async def test_all_requests_of_a_key_are_interrupted_also_those_of_one_id(
         assert (await other).json()["images"] == []
 
 
-async def test_progress_counts_every_request_of_one_id() -> None:
-    worker = Timed(is_slow=True)
-    async with open_app(worker) as opened:
-        for _ in range(2):
-            sent(opened, "", "txt2img", "same", prompt="a")
-        await worker.until(lambda: worker.running == 2)
-        told = (await opened.http.get(API + "progress")).json()
-        assert told["state"]["job_count"] == 2
-        await sent(opened, "", "interrupt", "x")
-
-
 async def test_the_end_of_one_leaves_the_other_of_the_same_id_to_be_interrupted() -> None:
     """Whichever way it came: here an edit stays, and a client that leaves is the first to end."""
 

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from carpool.engine.model.signature import parameters_of
-from support.app import open_app
 from support.engine_driver import driving, fresh, gap
-from support.engine_worker import EngineWorker
 from support.prepared import alone
 from support.tiny import ARGUMENTS
 
@@ -31,16 +29,6 @@ def test_a_list_alone_draws_what_a_tuple_draws_in_plain_diffusers(words: dict[st
     reference = alone(fresh("sdxl"), {"prompt": "a red circle", **own, **tuples})
 
     assert gap(recorder.outcome.fields["images"], reference) <= 1e-4
-
-
-async def test_over_http_too() -> None:
-    body = {"prompt": "a", "seed": 1, "size": "64x64", "num_inference_steps": 1}
-
-    with driving(fresh("sdxl")) as drive:
-        async with open_app(EngineWorker(drive)) as opened:
-            for words in SIZES:
-                answer = await opened.http.post("/v1/images/generations", json={**body, **words})
-                assert answer.status_code == 200, answer.text
 
 
 def test_lists_stay_lists_where_a_pipeline_takes_them() -> None:

@@ -81,7 +81,6 @@ def test_what_diffusers_names_is_in_the_answer_although_its_log_is_quiet(
         ("cogview3", {"eta": 0.5}, ["eta", "takes none"]),
         ("ltx", {"guidance_rescale": 0.7, "guidance_scale": 1.0}, ["guidance_rescale", GUIDED]),
         ("kontext", {"width": 64, "height": 64}, ["width", "have been adjusted to 32 and 32"]),
-        ("qwen_image", {"guidance_scale": 5.0}, ["guidance_scale", "ignored"]),
         ("qwen_image", {**NEGATIVE, "true_cfg_scale": 1.0}, ["negative_prompt", "not enabled"]),
         ("flux", {"joint_attention_kwargs": {"a": 1}}, ["joint_attention_kwargs", "['a']"]),
         ("sd3", {"joint_attention_kwargs": {"a": 1}}, ["['a'] are not expected"]),

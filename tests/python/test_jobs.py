@@ -1,13 +1,6 @@
-"""Jobs of the Python API: what is accepted becomes files, whatever becomes of the process.
+"""Jobs of the Python API: what is accepted becomes files, whatever becomes of the process."""
 
-Run as a program (`python test_background.py FOLDER`), this file is a process that puts two jobs
-into that folder, and is killed while it runs the first.
-"""
-
-import os
 import runpy
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -27,7 +20,7 @@ from carpool.python.jobs import BackgroundJob
 from support.engine_driver import served
 from support.pictures import picture, read_settings
 from support.server_process import eventually
-from support.tiny import ARGUMENTS, checkpoint
+from support.tiny import ARGUMENTS
 from training.shapes.judge import shows
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "jobs.py"
@@ -35,7 +28,6 @@ DRAW: dict[str, Any] = {**ARGUMENTS["flux"], "width": 32, "height": 32, "num_inf
 DRAW = {name: value for name, value in DRAW.items() if name != "output_type"}
 ENDLESS = {**DRAW, "num_inference_steps": 900}
 LONG = {**DRAW, "num_inference_steps": 40}
-CHILD_PATH = os.pathsep.join(str(Path(__file__).parents[up]) for up in (1, 2))
 
 
 def load(model: str | Path = "flux", /, **settings: Any) -> carpool.Engine:
@@ -161,15 +153,6 @@ def test_a_job_of_videos_gives_their_files() -> None:
         assert abs(gap).mean() < 16  # 4:2:0 blurs the colours of noise
 
 
-def test_a_video_that_is_heard_has_its_sound() -> None:
-    parameters = {k: v for k, v in ARGUMENTS["ltx2"].items() if k != "output_type"}
-    with load("ltx2") as engine:
-        [path] = done(engine, engine.jobs.submit("a cat", seed=1, **parameters)).files
-
-        with av.open(str(path)) as container:
-            assert container.streams.audio
-
-
 # Jobs under way
 
 
@@ -273,29 +256,6 @@ def test_jobs_that_are_not_done_when_the_engine_closes_run_in_the_next(tmp_path:
         assert [job.state for job in engine.jobs.list()] == ["completed"] * 2
 
 
-def live(folder: str) -> None:
-    with load(checkpoint("flux"), max_running=1, state_dir=folder) as engine:
-        running, waiting = (engine.jobs.submit("a cat", seed=s, **LONG) for s in (1, 2))
-        under_way(engine, running)
-        print(running.id, waiting.id, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.timeout(150)  # another process loads the model
-def test_a_process_that_is_killed_leaves_its_jobs_to_the_next(tmp_path: Path) -> None:
-    command = [sys.executable, __file__, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": CHILD_PATH}
-    killed = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, env=environment, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
-
-    with load(checkpoint("flux"), max_running=1, state_dir=tmp_path) as engine:
-        for seed, job_id in enumerate(killed.stdout.split(), 1):
-            [path] = done(engine, engine.jobs.get(job_id)).files
-            assert np.array_equal(pixels(path), drawn(engine, "a cat", seed=seed, **LONG))
-
-
 def test_an_engine_that_failed_leaves_its_jobs_to_the_next(tmp_path: Path) -> None:
     with load(state_dir=tmp_path) as engine:
         jobs = engine.jobs
@@ -307,18 +267,6 @@ def test_an_engine_that_failed_leaves_its_jobs_to_the_next(tmp_path: Path) -> No
 
     with load(state_dir=tmp_path) as engine:
         done(engine, job)
-
-
-def test_a_job_of_another_model_fails_and_says_so(tmp_path: Path) -> None:
-    with load(max_running=1, state_dir=tmp_path) as engine:
-        under_way(engine, engine.jobs.submit("a cat", **ENDLESS))
-        job = engine.jobs.submit("a cat", **DRAW)
-
-    with load("sd15", state_dir=tmp_path) as engine:
-        ended = engine.jobs.wait(job.id, 30)
-
-    assert ended.error is not None
-    assert ended.error["code"] == "model_not_found"
 
 
 def test_no_thread_is_started_before_a_job_is_asked_for_and_none_is_left(tmp_path: Path) -> None:
@@ -389,7 +337,3 @@ def test_the_example_draws_each_picture_once_however_often_it_runs(
     for path in paths:
         image = picture(path.read_bytes())
         assert shows(image, read_settings(path.read_bytes())["prompt"])
-
-
-if __name__ == "__main__":
-    live(sys.argv[1])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from carpool.config import EngineSettings
 from carpool.engine.adapters.reader import AdapterReader
 from carpool.errors import InvalidValue, LoraRejected, SettingRejected, UnsupportedParameter
 from carpool.request.lora import check_lora, check_name, parse_lora
@@ -53,36 +52,12 @@ def test_the_modules_that_run_are_not_touched(tmp_path: Path) -> None:
     assert all(weight.device.type == "cpu" for weight in model.parameters())
 
 
-def misfit(state: State) -> State:
-    return {n: torch.ones(4, 40) if n == f"{FIRST}.lora_A.weight" else w for n, w in state.items()}
-
-
-def deeper(state: State) -> State:
-    first = {n: w for n, w in state.items() if n.startswith(FIRST)}
-    return first | {n.replace(".0.", f".{i}."): w + i for n, w in first.items() for i in (8, 9)}
-
-
-def with_nan(state: State) -> State:
-    state[f"{FIRST}.lora_B.weight"][0, 0] = torch.nan
-    return state
-
-
-def half(state: State) -> State:
-    return {n: w for n, w in state.items() if n != f"{FIRST}.lora_A.weight"}
-
-
 BAD: list[tuple[Callable[[State], State], str]] = [
-    (misfit, "cannot load|another model"),
-    (deeper, r"2 of 3 layers are not in this FluxPipeline, such as .*blocks\.8\.attn\.to_q"),
-    (with_nan, rf"NaN or infinite values in {FIRST}.lora_B.weight"),
-    (half, rf"weights for {FIRST} are not complete|cannot load"),
     (
         lambda state: state | {f"{FIRST}.lora_magnitude_vector": torch.ones(4)},
         "a DoRA .*: .*\n?.*size mis",
     ),
     (lambda state: {f"{FIRST}.lokr_w1": torch.ones(4, 4)}, "is a LoKr"),
-    (lambda state: {f"{FIRST}.hada_w1_a": torch.ones(4, 4)}, "is a LoHa"),
-    (lambda state: {f"{FIRST}.weight": torch.ones(32, 32)}, "holds no LoRA weights"),
     (lambda state: {"unet.conv_in.lora_A.weight": torch.ones(4, 4)}, "cannot load|not in this"),
 ]
 
@@ -166,14 +141,6 @@ def test_the_setting_says_names_and_paths() -> None:
         parse_lora(["a=x", "a=y"])
     with pytest.raises(LoraRejected, match=r"adapter name '../a'"):
         parse_lora(["../a=x"])
-
-
-def test_the_environment_says_them_too() -> None:
-    from carpool.config import ServeSettings
-
-    settings = ServeSettings.from_environment({"CARPOOL_LORA": "a=x,b=y"})
-
-    assert settings.engine() == EngineSettings(lora=("a=x", "b=y"))
 
 
 KNOWN = ("outlined", "striped")

@@ -12,7 +12,7 @@ from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.cost import Costs
 from carpool.schedule.policy import Policy, build, weights
 from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
-from carpool.settings.peers.sglang_rules import Caps, Server
+from carpool.settings.peers.sglang_rules import Server
 from carpool.telemetry.sglang_metrics import Dispatches
 
 KIND = CallKind("transformer.forward", 100)
@@ -73,59 +73,6 @@ def test_the_order_in_which_calls_are_given_does_not_matter(
 @pytest.mark.parametrize("mode", ["off", "dynamic", "request"])
 def test_nobody_comes_aboard_while_a_batch_runs(mode: str) -> None:
     assert MODES[mode]().admit([waiting(1)], 1, 9.0).requests == ()
-
-
-def test_off_takes_one_request_at_a_time() -> None:
-    assert Off().admit([waiting(3), waiting(4)], 0, 0.0).requests == (3,)
-
-
-def test_a_dynamic_batch_takes_whoever_is_compatible_from_the_whole_line() -> None:
-    line = [waiting(1), waiting(2, width=128), waiting(3), waiting(4)]
-
-    assert Dynamic(8).admit(line, 0, 0.0).requests == (1, 3, 4)
-
-
-def test_a_dynamic_batch_that_is_not_full_waits_until_its_head_is_old_enough() -> None:
-    policy, line = Dynamic(4, 0.005), [waiting(1, at_s=1.0), waiting(2, at_s=1.004)]
-
-    early = policy.admit(line, 0, 1.004)
-    assert not early.requests
-    assert early.wake_s == pytest.approx(1.005)
-    assert policy.admit(line, 0, 1.005).requests == (1, 2)
-    assert policy.dispatches.summary()["dispatches"] == 1
-
-
-def test_a_full_dynamic_batch_leaves_at_once_and_says_so() -> None:
-    said: list[str] = []
-    policy = Dynamic(2, 1.0, say=said.append)
-
-    assert policy.admit([waiting(n) for n in (1, 2, 3)], 0, 0.0).requests == (1, 2)
-    assert said == [
-        "Dynamic batch dispatch: requests=2, outputs=2/2, user_max_outputs=2, queue_wait=0.00ms, "
-        "stop_reason=config_cap:2"
-    ]
-
-
-def test_rules_cap_a_dynamic_batch() -> None:
-    policy = Dynamic(8, caps=lambda head: Caps(2, None))
-
-    assert policy.admit([waiting(n) for n in (1, 2, 3)], 0, 0.0).requests == (1, 2)
-
-
-def test_a_wave_is_blocked_by_the_first_that_differs() -> None:
-    line = [waiting(1), waiting(2), waiting(3, width=128), waiting(4)]
-
-    assert Waves(4, 0.02).admit(line, 0, 0.0).requests == (1, 2)
-
-
-def test_a_wave_waits_for_others_from_when_the_device_is_free() -> None:
-    policy, line = Waves(4, 0.02), [waiting(1, at_s=0.0)]
-
-    assert policy.admit(line, 1, 5.0).requests == ()
-    first = policy.admit(line, 0, 6.0)
-    assert not first.requests
-    assert first.wake_s == pytest.approx(6.004)  # a fifth of the wait
-    assert policy.admit(line, 0, 6.004).requests == (1,)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.sampled_from(sorted(MODES)))

@@ -1,6 +1,7 @@
 """The HTTP application with no worker behind it: keys, and failures that nobody foresaw."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from functools import cache
@@ -15,6 +16,7 @@ from fastapi.routing import APIRoute
 from carpool.config import ServeSettings
 from carpool.server.app import create_app
 from carpool.server.bodies import schema
+from carpool.server.compat.automatic1111.routes import EMPTY_LISTS
 from carpool.server.routes import images, jobs, videos
 from carpool.server.routes.videos import UNSUPPORTED
 from carpool.worker.supervisor import Supervisor
@@ -148,6 +150,17 @@ def test_a_model_that_was_loaded_once_is_known_whatever_became_of_its_worker(sta
     assert in_process.ask('{"prompt": "a"}', worker=worker).status_code == 503
 
 
+def test_the_model_goes_by_the_name_it_was_given() -> None:
+    for path in ("/v1/models", "/v1/models/our/model"):
+        told = in_process.ask("", path, method="GET", served_model_name="our/model").json()
+        assert told.get("data", [told])[0]["id"] == "our/model"
+    for name in ("our/model", "grey", None):  # its own id, too, as the peers' clients send it
+        content = json.dumps({"prompt": "a", "model": name})
+        assert in_process.ask(content, served_model_name="our/model").json()["model"] == "our/model"
+    other = in_process.ask('{"prompt": "a", "model": "sdxl"}', served_model_name="our/model")
+    assert in_process.refusal(other)["code"] == "model_not_found"
+
+
 @pytest.mark.parametrize("is_announced", [True, False])
 @pytest.mark.parametrize(
     ("path", "flag"), [(ENDPOINT, "--max-body-bytes"), ("/v1/videos", "--max-upload-bytes")]
@@ -183,7 +196,7 @@ def test_without_keys_any_token_will_do() -> None:
 
 def test_while_the_model_loads_only_life_is_well() -> None:
     assert ask(KEYED, "/livez").status_code == 200
-    assert ask(KEYED, "/version").status_code == 200
+    assert "carpool" in ask(KEYED, "/version").json()
     health = ask(KEYED, "/health")
     assert (health.status_code, health.json()) == (503, {"status": "starting"})
 
@@ -203,13 +216,48 @@ def test_an_unforeseen_failure_has_the_shape_and_the_id_and_keeps_its_secrets(
     assert "secret" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("sent", "is_kept"),
+    [
+        (b"abc-1.X:2_3", True), (b"x" * 128, True), (b"x" * 129, False), (b"two words", False),
+        (b"\xc3\xa9", False), (b"", False),
+    ],
+)  # fmt: skip
+def test_the_clients_own_request_id_is_kept_if_it_is_sane(sent: bytes, is_kept: bool) -> None:
+    answer = in_process.ask(b"", "/health", method="GET", headers={b"x-request-id": sent})
+
+    [got] = answer.headers.get_list("x-request-id")
+    assert (got == sent.decode()) if is_kept else got.startswith("req-")
+
+
+def test_the_document_has_every_route() -> None:
+    paths = {ENDPOINT, "/v1/models", "/v1/models/{model}", "/health", "/livez", "/version"}
+    paths |= {"/stats", "/metrics", "/v1/requests/{request_id}", "/v1/files/{file_id}"}
+    paths |= {"/v1/files/{job_id}/{name}", "/sdapi/v1/embeddings"}
+    paths |= {"/v1/images/edits", "/v1/images/variations", "/v1/jobs", "/v1/jobs/{job_id}"}
+    paths |= {"/v1/jobs/{job_id}/cancel", "/v1/jobs/{job_id}/files/{name}", "/v1/videos"}
+    paths |= {f"/v1/videos/{{video_id}}{more}" for more in ("", "/content", "/remix")}
+    paths |= {f"/v1/meshes{more}" for more in ("", "/{mesh_id}", "/{mesh_id}/content")}
+    paths |= {"/v1/audio/generations"}
+    paths |= {"/", "/v1/chat/completions", "/v1/videos/sync", "/v1/model_info", "/model_info"}
+    paths |= {"/server_info", "/health_generate", "/v1/events", "/v1/estimates"}
+    paths |= {f"/v1/{name}" for name in ("set_lora", "list_loras", "unmerge_lora_weights")}
+    paths |= {f"/sdapi/v1/refresh-{what}" for what in ("loras", "checkpoints")}
+    names = "txt2img img2img progress interrupt skip options sd-models samplers schedulers loras"
+    paths |= {f"/sdapi/v1/{name}" for name in [*names.split(), *EMPTY_LISTS]}
+
+    assert in_process.shared_app().openapi()["paths"].keys() == paths
+
+
 def test_the_document_has_every_error_of_a_path_and_a_start_makes_no_validators_of_them() -> None:
     document = in_process.shared_app().openapi()
     answers = document["paths"][ENDPOINT]["post"]["responses"]
     said = {status: one["content"]["application/json"]["schema"] for status, one in answers.items()}
-    assert {"400", "401", "429", "503"} <= said.keys()
-    assert said["429"] == {"$ref": "#/components/schemas/Error"}
+    for status in ("400", "401", "404", "413", "429", "500", "503", "504"):
+        assert said[status] == {"$ref": "#/components/schemas/Error"}
     assert "error" in document["components"]["schemas"]["Error"]["properties"]
+    required = document["components"]["schemas"]["ErrorBody"]["required"]
+    assert set(required) == {"message", "type", "param", "code"}
 
     fields = [
         field.field_info.annotation

@@ -1,7 +1,6 @@
 """Files of settings that are nested without end, or grow: refused by their names, and soon."""
 
 import json
-import logging
 import os
 import shutil
 import time
@@ -269,18 +268,3 @@ def test_an_adapter_whose_header_nests_too_deep_is_refused_by_its_name(
 
     with driving("flux") as drive, pytest.raises(LoraRejected, match=file.stem):
         drive.engine.add_lora(file.stem, file)
-
-
-def test_a_cost_table_that_nests_too_deep_begins_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from carpool.engine.cost_store import StoredCosts
-
-    file = tmp_path / "costs.json"
-    file.write_text(nested(200_000))
-    with driving("flux") as drive, caplog.at_level(logging.WARNING, "carpool"):
-        table = StoredCosts(drive.engine.loaded, EngineSettings(cost_table=str(file)))
-
-    assert list(table.costs) == []
-    assert f"{file} is no table of costs, and stays as it is" in caplog.text
-    assert "it nests" in caplog.text

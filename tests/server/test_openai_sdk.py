@@ -53,6 +53,9 @@ def setup(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+of_one_worker = pytest.mark.parametrize("setup", ["one worker"], indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With an adapter."""
@@ -99,6 +102,7 @@ def decoded(image: Any) -> bytes:
 # Pictures
 
 
+@of_one_worker
 def test_a_picture_is_a_png_that_says_how_it_was_made(client: openai.OpenAI) -> None:
     wish: dict[str, Any] = {"prompt": "a red circle", "negative_prompt": "blue", "seed": 7}
     wish |= {"num_inference_steps": 4, "guidance_scale": 2.5, "true_cfg_scale": 2.0}
@@ -173,6 +177,7 @@ def test_n_pictures_have_following_seeds_and_each_is_its_own(client: openai.Open
         assert gap(picture(decoded(image)), drawn_by_diffusers("a star", image.seed)) <= ALIKE
 
 
+@of_one_worker
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(
     client: openai.OpenAI,
 ) -> None:
@@ -182,6 +187,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(
     assert gap(picture(decoded(first)), picture(decoded(other))) > 10 * ALIKE
 
 
+@of_one_worker
 def test_a_seed_that_was_not_given_is_drawn_and_reported(client: openai.OpenAI) -> None:
     first, second = (draw(client, seed=None).data[0] for _ in range(2))
 
@@ -189,6 +195,7 @@ def test_a_seed_that_was_not_given_is_drawn_and_reported(client: openai.OpenAI) 
     assert decoded(draw(client, seed=first.seed).data[0]) == decoded(first)
 
 
+@of_one_worker
 @pytest.mark.parametrize("output_format", ["jpeg", "webp"])
 def test_other_formats_are_smaller_when_compressed_more(
     client: openai.OpenAI, output_format: str
@@ -209,6 +216,7 @@ def test_other_formats_are_smaller_when_compressed_more(
 # The rest of an answer
 
 
+@of_one_worker
 def test_every_field_of_an_answer_is_filled(client: openai.OpenAI) -> None:
     before_s = time.time()
 
@@ -231,6 +239,7 @@ def test_every_field_of_an_answer_is_filled(client: openai.OpenAI) -> None:
     assert answer._request_id.startswith("req-")
 
 
+@of_one_worker
 def test_openais_neutral_values_are_taken(client: openai.OpenAI) -> None:
     neutral: dict[str, Any] = {"quality": "auto", "background": "auto", "stream": False}
     neutral |= {"response_format": "b64_json", "moderation": "low", "partial_images": 0}
@@ -254,22 +263,13 @@ def test_models_are_listed_and_found_by_id(client: openai.OpenAI, setup: str) ->
 # Errors
 
 
+@of_one_worker
 @pytest.mark.parametrize(
     ("options", "code", "param", "message"),
     [
         ({"size": "65x64"}, "size_not_supported", "size", "nearest size is 64x64"),
-        ({"size": "big"}, "size_not_supported", "size", "write WIDTHxHEIGHT"),
-        ({"size": "90000x64"}, "size_not_supported", "size", "the limit is"),
         ({"num_steps": 4}, "unknown_parameter", "num_steps", "did you mean 'num_inference_steps'"),
-        ({"n": 0}, "invalid_value", "n", "from 1 to 10"),
         ({"n": 11}, "invalid_value", "n", "from 1 to 10"),
-        ({"quality": "best"}, "invalid_value", "quality", "must be 'auto'"),
-        ({"partial_images": 4}, "invalid_value", "partial_images", "less than or equal to 3"),
-        ({"background": "transparent"}, "invalid_value", "background", "opaque"),
-        ({"output_format": "gif"}, "invalid_value", "output_format", "'png', 'jpeg' or 'webp'"),
-        ({"output_compression": 50}, "unsupported_parameter", "output_compression", "jpeg"),
-        ({"generator": 1}, "unsupported_parameter", "generator", "pass seed"),
-        ({"latents": [0.5]}, "unsupported_parameter", "latents", "cannot be sent as JSON"),
         ({"output_type": "pt"}, "unsupported_parameter", "output_type", "use output_format"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

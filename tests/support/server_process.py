@@ -177,9 +177,16 @@ def is_worker(pid: int) -> bool:
         return False
 
 
-@cache
 def _forkserver() -> str:
-    """The socket of the fork server of all tests in this process; it ends with the process."""
+    """The socket of the fork server of all tests in this process, once it listens."""
+    path = _begun_forkserver()
+    eventually(lambda: Path(path).exists(), PATIENCE_S, "the fork server listens")
+    return path
+
+
+@cache  # who waited in vain has begun no second one: the next test waits for the same
+def _begun_forkserver() -> str:
+    """Start the fork server of all tests in this process; it ends with the process."""
     folder = tempfile.mkdtemp(prefix="forkserver-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = f"{folder}/socket"
@@ -190,7 +197,6 @@ def _forkserver() -> str:
     )
     atexit.register(process.wait)
     atexit.register(process.kill)  # before the wait
-    eventually(lambda: Path(path).exists(), PATIENCE_S, "the fork server listens")
     return path
 
 

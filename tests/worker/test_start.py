@@ -303,10 +303,15 @@ def test_a_server_replaces_its_worker_by_a_fork() -> None:
         assert names[:2] == ["carpool-fork\n", "carpool-worker\n"]
 
 
-def test_without_a_fork_server_the_worker_is_a_new_interpreter() -> None:
-    with serving(forkserver="off") as server:
-        assert len(server.processes()) == 2
-        assert server.draw().status_code == 200
+async def test_without_a_fork_server_the_worker_is_a_new_interpreter(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORKSERVER_VARIABLE, "off")
+    front.starter = ForkingStarter()
+    async with front.ending():
+        _, ours, said = await front.start()
+        ours.close()
+        assert (said, front.modules) == ({"is_new": True}, ["process"])
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["told", "killed"])

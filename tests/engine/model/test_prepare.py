@@ -172,48 +172,6 @@ def other_flux(tmp_path_factory: pytest.TempPathFactory, flux_weights: Any) -> P
     return file
 
 
-def test_a_component_is_read_from_a_single_file(other_flux: Path) -> None:
-    settings = EngineSettings(device="cpu", component=(f"transformer={other_flux}",))
-
-    loaded = load(checkpoint("flux"), settings)
-
-    own = load(checkpoint("flux"), EngineSettings(device="cpu")).pipe.transformer.state_dict()
-    for name, weight in loaded.pipe.transformer.state_dict().items():
-        assert torch.equal(weight, own[name] * 1.1), name
-
-
-def test_a_component_is_read_from_its_own_folder_or_that_of_a_pipeline(tmp_path: Path) -> None:
-    own = DiffusionPipeline.from_pretrained(checkpoint("flux"))
-    with torch.no_grad():
-        for weight in own.vae.parameters():
-            weight.mul_(0.5)
-    own.vae.save_pretrained(tmp_path / "single")
-    own.vae.save_pretrained(tmp_path / "pipeline" / "vae")
-    (tmp_path / "pipeline" / "model_index.json").write_text("{}")
-
-    for folder in ("single", "pipeline"):
-        settings = EngineSettings(device="cpu", component=(f"vae={tmp_path / folder}",))
-        read = load(checkpoint("flux"), settings).pipe.vae.state_dict()
-
-        for name, weight in own.vae.state_dict().items():
-            assert torch.equal(read[name], weight), name
-
-
-def test_a_text_encoder_is_read_from_a_single_file(tmp_path: Path) -> None:
-    own = DiffusionPipeline.from_pretrained(checkpoint("flux"))
-    weights = {n: w.clone() * 0.5 for n, w in own.text_encoder.state_dict().items()}
-    weights = {name: weight for name, weight in weights.items() if weight.is_floating_point()}
-    save_file(weights, tmp_path / "clip.safetensors")
-    settings = EngineSettings(
-        device="cpu", component=(f"text_encoder={tmp_path / 'clip.safetensors'}",)
-    )
-
-    read = load(checkpoint("flux"), settings).pipe.text_encoder.state_dict()
-
-    for name, weight in weights.items():
-        assert torch.equal(read[name], weight), name
-
-
 def test_requests_over_a_gguf_file_share_forwards_and_get_what_they_get_alone(
     tmp_path: Path, flux_weights: Any
 ) -> None:
@@ -292,17 +250,6 @@ def test_a_component_of_a_hub_that_cannot_be_reached_is_told_with_what_to_do(
 
     assert "http://localhost:9 cannot be reached" in str(failed.value)
     assert "fetch it elsewhere with `hf download some/" in str(failed.value)
-
-
-def test_a_file_that_lacks_weights_is_refused(tmp_path: Path, flux_weights: Any) -> None:
-    few = dict(list(flux_weights.items())[:5])
-    save_file(few, tmp_path / "few.safetensors")
-    settings = EngineSettings(
-        device="cpu", component=(f"transformer={tmp_path / 'few.safetensors'}",)
-    )
-
-    with pytest.raises(LoadFailed, match=r"few.safetensors cannot be read: .*"):
-        load(checkpoint("flux"), settings)
 
 
 # Devices and number types of single components

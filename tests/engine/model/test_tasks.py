@@ -13,12 +13,8 @@ from PIL import Image
 
 from carpool.engine.model.tasks import _strength_rounds, linked_pipelines
 from carpool.engine.model.view import PipelineOutput, finish
-from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
-from carpool.request.card import Card, Parameter, Task
+from carpool.errors import Rejected, SizeRejected
 from carpool.request.parameters import check
-from carpool.server.bodies.schema import ImageRequest
-from carpool.server.image_request import ParsedImageRequest
-from carpool.server.state import ServedModel
 from carpool.types import Request
 from support.engine_driver import CLOSE, driving, gap, plain, solo
 from support.tiny import ARGUMENTS
@@ -118,16 +114,6 @@ def test_layers_come_as_a_list_of_pictures_for_each_request() -> None:
     )["images"]
 
     assert [(one.size, one.mode) for one in pictures] == [((10, 8), "RGBA")] * 3
-
-
-def test_the_image_endpoint_refuses_a_model_that_makes_videos() -> None:
-    task = Task("text-to-video", "WanPipeline", (Parameter("prompt", "str"),))
-    card = Card("wan", (task,), {}, 16, None, 1 << 20, 100)
-
-    body = ImageRequest.model_validate({"prompt": "a cat"})
-
-    with pytest.raises(UnsupportedParameter, match="with pictures: POST /v1/videos makes them"):
-        _ = ParsedImageRequest(ServedModel("wan", card, 10), body).requests
 
 
 @pytest.mark.parametrize(

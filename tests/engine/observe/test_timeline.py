@@ -10,7 +10,7 @@ import carpool
 from carpool.engine.loop import EngineCore
 from carpool.engine.observe.timeline import MOST_OTHERS, Forward, Timeline, TimelineStore
 from carpool.engine.observe.width_reason import differences, nearest, width_reason
-from carpool.errors import Cancelled, PipelineFailed
+from carpool.errors import Cancelled
 from carpool.schedule.views import CallKind, Choice, ParkedCall
 from support.engine_driver import Drive, Recorder, VirtualClock, driving, served
 from support.tiny import ARGUMENTS
@@ -86,21 +86,6 @@ def test_durations_are_spent_in_forwards_and_waits_and_nowhere_else() -> None:
     for one in (chapter for told in timelines for chapter in told["phases"]):
         assert one["duration_s"] == pytest.approx(one["forward_s"] + one["waited_s"])
         assert one["waited_s"] == pytest.approx(sum(one["waited_for_s"].values()))
-
-
-def test_a_wait_is_told_by_what_ran_meanwhile() -> None:
-    clock = VirtualClock()
-    with driving("flux", clock=clock, max_batch_size=2) as drive:
-        timed(drive, clock)
-        for name in ("one", "two", "third"):
-            submit(drive, name)
-        submit(drive, "large", width=64)
-        drive.finish()
-        third, large = (phase(life(drive.engine, name), "denoise") for name in ("third", "large"))
-
-    assert third["waited_for_s"]["place_in_forward"] > 0  # two rode, as wide as may be
-    assert large["waited_for_s"]["incompatible_forwards"] > 0
-    assert large["waited_for_s"]["place_in_forward"] == 0
 
 
 def test_who_waits_in_the_line_is_known_and_what_it_waits_is_told() -> None:
@@ -213,16 +198,6 @@ def test_an_id_that_comes_again_means_the_youngest() -> None:
     assert young.error is None
 
 
-def test_what_ended_keeps_the_code_of_its_error_only() -> None:
-    timelines = TimelineStore()
-    one = timelines.begin("one", 0.0)
-
-    timelines.end(one, PipelineFailed("with a secret prompt"), 1.0)
-
-    assert (one.status, one.error) == ("failed", "internal_error")
-    assert "secret" not in str(timelines.to_json("one", 2.0))
-
-
 def test_a_wait_is_told_apart_by_the_forwards_that_ran_meanwhile() -> None:
     timelines = TimelineStore()
     mine, same, other, decode = (timelines.begin(name, 0.0) for name in "abcd")
@@ -290,17 +265,6 @@ def test_a_forward_that_nobody_fits_into_says_why_of_the_nearest() -> None:
     assert width_reason(alone, [leader, decode]) == "differs:component"
     assert width_reason(alone, [leader, decode, large]) == "differs:size"
     assert width_reason(alone, [leader, decode, large, same]) == "group"
-
-
-def test_statistics_count_the_words() -> None:
-    with driving("flux") as drive:
-        submit(drive, "small")
-        submit(drive, "large", width=64)
-        drive.finish()
-        told = drive.engine.statistics()["not_wider"]
-
-    counts = {(one["component"], one["why"]): one["count"] for one in told}
-    assert counts["transformer.forward", "differs:size"] >= 4
 
 
 # Statistics over time

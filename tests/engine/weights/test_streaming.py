@@ -26,16 +26,6 @@ def no_gradients() -> Iterator[None]:
         yield
 
 
-def test_a_streamed_module_gives_the_bits_of_a_resident_one(tmp_path: Path) -> None:
-    expected, model = Tower()(X), Tower()
-    streamer = streamed(model, tmp_path)
-
-    answers = [model(X) for _ in range(3)]
-
-    assert all(torch.equal(answer, expected) for answer in answers)
-    streamer.remove()
-
-
 def test_no_more_than_two_blocks_are_there_at_once(tmp_path: Path) -> None:
     model, loaded = Tower(blocks=6), []
     streamer = streamed(model, tmp_path)
@@ -122,30 +112,12 @@ def test_weights_that_are_used_outside_of_their_block_are_found_and_right(tmp_pa
     streamer.remove()
 
 
-def test_a_copy_overlaps_the_computation_and_the_next_forward_finds_its_first_block(
-    tmp_path: Path,
-) -> None:
-    clock, model = VirtualClock(), Tower(blocks=8)
-    for block in model.blocks:
-        block.on_forward = lambda x: clock.pass_by(1.0)
-    block_bytes = 64 * 64 * 4 + 256
-    streamer = streamed(model, tmp_path, VirtualBus(tmp_path, clock, block_bytes))
-    model(X)
-    began_s = clock()
-
-    for _ in range(5):
-        model(X)
-
-    assert clock() - began_s <= 5 * 8 * 1.0 + 0.1  # copies take as long, and are not seen
-    streamer.remove()
-
-
 FLUX = [(340 * 256, 1.0)] * 19 + [(141 * 256, 1.0)] * 38  # bytes and seconds of its blocks
 EVEN = [(200 * 256, 1.0)] * 40
 
 
-@pytest.mark.parametrize("share", [0.5, 0.8, 1.0, 1.25, 2.0])  # copying, of computing
-@pytest.mark.parametrize("kept", [0.2, 0.4, 0.7])  # of the weights, on the device
+@pytest.mark.parametrize("share", [0.5, 1.0, 2.0])  # copying, of computing
+@pytest.mark.parametrize("kept", [0.2, 0.7])  # of the weights, on the device
 @pytest.mark.parametrize("blocks", [FLUX, EVEN], ids=["flux", "even"])
 def test_a_sweep_takes_as_long_as_the_longer_of_copying_and_computing(
     tmp_path: Path, blocks: list[tuple[int, float]], kept: float, share: float

@@ -83,14 +83,6 @@ def test_wrong_json_is_refused_by_name(body: dict[str, Any], code: str, param: s
     assert (told["code"], told["param"], jobs) == (code, param, [])
 
 
-@pytest.mark.parametrize("content", [b"[1]", b'"a"', b"7", b"{", b'{"prompt": "a", "prompt": "b"}'])
-@pytest.mark.parametrize("path", sorted(UPLOADS))
-def test_what_is_no_json_object_is_refused(path: str, content: bytes) -> None:
-    told = refusal(ask(content, path))
-
-    assert told["code"] == "invalid_json"
-
-
 def test_an_index_or_a_key_in_the_name_of_a_picture_is_understood() -> None:
     worker = worker_of(SEVERAL)
     more: dict[str, Any] = {"image[1][image_url]": url_of(png(32, 16))["image_url"]}

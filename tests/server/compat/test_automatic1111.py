@@ -154,17 +154,6 @@ def test_a_size_that_the_picture_cannot_have_is_refused() -> None:
         assert told["code"] == "size_not_supported"
 
 
-def test_the_lists_say_what_is_served() -> None:
-    [model] = get("sd-models")
-    assert (model["title"], model["model_name"]) == ("grey", "grey")
-    assert get("options")["sd_model_checkpoint"] == "grey"
-    assert [one["name"] for one in get("samplers")] == ["Automatic"]
-    assert [one["name"] for one in get("schedulers")] == ["automatic"]
-    assert [one["name"] for one in get("loras")] == ["outlined"]
-    assert get("upscalers") == get("latent-upscale-modes") == get("sd-vae") == []
-    assert get("progress")["state"]["job_count"] == 0
-
-
 def test_options_are_taken_where_they_change_nothing() -> None:
     worker = Grey()
     whole = get("options")

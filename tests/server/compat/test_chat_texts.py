@@ -210,7 +210,6 @@ def _picture(image: Image.Image = BLACK) -> Any:
     ("options", "param", "text"),
     [
         ({"messages": [{"role": "user", "content": "  "}]}, "messages", "at least a word"),
-        ({"messages": [{"role": "user", "content": ""}]}, "messages", "at least a word"),
         ({"messages": [{"role": "user", "content": "a " * 100_000}]}, "messages", "at most 32000"),
         ({"messages": [{"role": "user", "content": "a 5 " * 400}]}, "messages", "context has 256"),
         ({"messages": [{"role": "user", "content": [_picture()]}]}, "messages", "texts alone"),
@@ -223,10 +222,8 @@ def _picture(image: Image.Image = BLACK) -> Any:
         ({"max_tokens": 0}, "max_tokens", "from 1 to"),
         ({"max_completion_tokens": -3}, "max_completion_tokens", "from 1 to"),
         ({"max_tokens": 4000}, "max_tokens", "the context has 256"),
-        ({"max_tokens": 10**9}, "max_tokens", "from 1 to 4096"),
         ({"temperature": -1}, "temperature", "from 0 to 100"),
         ({"top_p": 0}, "top_p", "above 0"),
-        ({"n": 0}, "n", "from 1 to"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),
         ({"logprobs": True}, "logprobs", "not supported"),
         ({"top_logprobs": 5}, "top_logprobs", "not supported"),
@@ -238,7 +235,6 @@ def _picture(image: Image.Image = BLACK) -> Any:
         ({"messages": [DRAWN, *ASKED]}, "messages", "images of a message is not supported"),
         ({"messages": [*ASKED, {**ANSWER, "prefix": True}]}, "messages", "prefix of a message is"),
         ({"messages": [{**ANSWER, "refusal": "no"}, *ASKED]}, "messages", "refusal of a message"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "must be one of system"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "send one of them"),
         ({"extra_body": {"background_job": True}}, "background_job", "stream=true sends them"),
         ({"extra_body": {"enhance_prompt": True}}, "enhance_prompt", "no model that rewrites"),
@@ -254,15 +250,14 @@ def _picture(image: Image.Image = BLACK) -> Any:
         ({"extra_body": {"return_stage_metrics": True}}, "return_stage_metrics", "for pictures"),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_answered_is_refused_by_name(
-    client: openai.OpenAI, options: Any, param: str | None, text: str, stream: bool
+def test_what_cannot_be_answered_is_refused_by_name_also_to_a_stream(
+    client: openai.OpenAI, options: Any, param: str | None, text: str
 ) -> None:
-    with pytest.raises(openai.APIStatusError, match=text) as refusal:
-        ask(client, **options, stream=stream)
-
-    assert refusal.value.status_code in (400, 404)
-    assert refusal.value.body["param"] == param  # type: ignore[index]
+    for stream in (False, True):
+        with pytest.raises(openai.APIStatusError, match=text) as refusal:
+            ask(client, **options, stream=stream)
+        assert refusal.value.status_code in (400, 404)
+        assert refusal.value.body["param"] == param  # type: ignore[index]
 
 
 def test_pictures_are_refused_by_the_name_of_the_endpoint_for_texts(server: Server) -> None:

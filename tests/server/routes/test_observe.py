@@ -1,8 +1,6 @@
 """What a server tells of itself over HTTP: the lives of requests, and metrics."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +13,7 @@ from carpool.server.observer import Observer
 from carpool.types import CheckedRequest
 from support.app import Grey, open_app
 from support.endpoints import ENDPOINT
-from support.server_process import MODEL_ID, Server, body, eventually, serving
+from support.server_process import Server, body, eventually, serving
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 KEYS = ("first-key", "second-key")
@@ -23,7 +21,7 @@ KEYS = ("first-key", "second-key")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server that asks for keys. The last test that uses it kills its worker."""
+    """A server that asks for keys."""
     with serving("--api-key", KEYS[0], "--api-key", KEYS[1]) as server:
         yield server
 
@@ -65,17 +63,6 @@ def test_the_life_of_a_request_is_told_by_the_id_of_its_answer(server: Server) -
         assert 0 <= one["queued_s"] <= one["phases"][0]["start_s"] < one["total_s"]
 
 
-def test_a_life_is_told_to_the_key_that_lived_it_only(server: Server) -> None:
-    request_id = draw(server)
-
-    for path, key in [(request_id, KEYS[1]), ("req-0123456789abcdef", KEYS[0])]:
-        answer = ask(server, f"/v1/requests/{path}", key)
-        assert answer.status_code == 404
-        assert answer.json()["error"]["code"] == "not_found"
-        assert path in answer.json()["error"]["message"]
-    assert ask(server, f"/v1/requests/{request_id}", "wrong").status_code == 401
-
-
 def finish(server: Server, **others: Any) -> str:
     """Have pictures drawn in the background; gives the id of the job."""
     with client(server) as http:
@@ -110,47 +97,6 @@ async def test_a_job_that_waits_has_a_life_without_outputs_and_one_that_never_ra
 
     assert waiting.json() == {"id": job["id"], "outputs": []}
     assert cancelled.status_code == 404
-
-
-def test_metrics_want_a_key_and_count_what_was_asked(server: Server) -> None:
-    before = value(server, "carpool_images_total", model=MODEL_ID) or 0
-    steps = value(server, "carpool_steps_total", model=MODEL_ID) or 0
-
-    draw(server, n=2)
-
-    assert server.get("/metrics").status_code == 401
-    assert value(server, "carpool_images_total", model=MODEL_ID) == before + 2
-    assert value(server, "carpool_steps_total", model=MODEL_ID) == steps + 6
-    answered = value(server, "carpool_requests_total", endpoint=ENDPOINT, outcome="ok")
-    assert answered is not None
-    assert answered >= 1
-    assert value(server, "carpool_request_queue_seconds_count", model=MODEL_ID) == (steps + 6) / 3
-
-
-def test_statistics_show_the_pace_the_waits_and_why_forwards_were_not_wider(
-    server: Server,
-) -> None:
-    draw(server)
-
-    told = ask(server, "/stats").json()
-
-    assert told["steps_per_s"] > 0
-    assert told["waits"]["requests"] >= 1
-    assert told["waits"]["median_s"] <= told["waits"]["p95_s"]
-    assert {entry["component"] for entry in told["not_wider"]} >= {"transformer.forward"}
-    assert told["memory"]["weights_bytes"] > 100_000
-
-
-def test_metrics_answer_while_the_worker_is_restarted(server: Server) -> None:
-    request_id = draw(server)
-    images = value(server, "carpool_images_total")
-
-    os.kill(server.worker(), signal.SIGKILL)
-
-    eventually(lambda: value(server, "carpool_steps_total") is None, 10, "it has no worker")
-    assert value(server, "carpool_images_total") == images
-    eventually(lambda: server.health() == 200, 100, "its successor is ready")
-    assert ask(server, f"/v1/requests/{request_id}").status_code == 404
 
 
 def test_others_are_named_to_their_own_key_and_only_counted_to_another() -> None:

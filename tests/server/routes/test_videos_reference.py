@@ -13,13 +13,11 @@ from PIL import Image
 
 from carpool.request.card import Card
 from carpool.types import CheckedRequest
-from carpool.worker import protocol
 from carpool.worker.protocol import Done
-from support.app import CARD, Grey, open_app, refusal
+from support.app import CARD, open_app, refusal
 from support.endpoints import VIDEOS
 from support.engine_driver import driving, plain
 from support.engine_worker import EngineWorker
-from support.forms import BOTH
 from support.pictures import picture, png
 from support.tiny import ARGUMENTS
 from support.video_app import MOVING, NEEDS, SILENT, Filming, post, url_of
@@ -158,14 +156,6 @@ async def test_a_wrong_reference_is_refused_with_what_works(
         assert says in told["message"]
         assert (await opened.http.get("/v1/jobs")).json()["data"] == []
         assert opened.inputs() == []
-
-
-async def test_a_model_of_pictures_makes_no_videos_of_them() -> None:
-    worker = Grey()
-    worker.ready = protocol.WorkerReady(BOTH, {}, 0.0)
-
-    async with open_app(worker) as opened:
-        assert refusal(await post(opened, file=png()))["param"] == "model"
 
 
 async def test_other_files_than_the_reference_are_refused_by_name() -> None:

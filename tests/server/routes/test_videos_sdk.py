@@ -1,18 +1,15 @@
-"""Videos through OpenAI's own SDK, unmodified, and pictures as jobs, against a real server."""
+"""Videos through OpenAI's own SDK, unmodified, against a real server."""
 
-import base64
 import io
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import av
-import httpx2
 import openai
 import pytest
 from PIL import Image
 
-from support.pictures import ALIKE, gap, picture
 from support.server_process import Server, eventually, serving
 from training.shapes.video.draw import FRAMES, SIZE_PX, parse
 from training.shapes.video.judge import why_not
@@ -74,14 +71,6 @@ def test_create_and_poll_gives_a_video_of_what_was_asked_for(
     frames = frames_of(content.read())
     assert len(frames) == FRAMES
     assert why_not(frames, parse(PROMPT)) == ""
-
-
-def test_the_small_pictures_of_a_video_are_served(client: openai.OpenAI, made: Any) -> None:
-    for variant, type_ in (("thumbnail", "WEBP"), ("spritesheet", "JPEG")):
-        content = client.videos.download_content(made.id, variant=variant)  # type: ignore[arg-type]
-        with Image.open(io.BytesIO(content.read())) as image:
-            assert image.format == type_
-            assert content.response.headers["content-type"] == Image.MIME[type_]
 
 
 def test_progress_is_real_and_never_falls(client: openai.OpenAI) -> None:
@@ -161,19 +150,6 @@ def test_every_video_is_listed_once(client: openai.OpenAI, made: Any) -> None:
         client.videos.delete(video.id)
 
 
-def test_a_remix_has_another_prompt_and_the_same_rest(client: openai.OpenAI, made: Any) -> None:
-    prompt = "a green square moving up on a black background"
-
-    video = client.videos.remix(made.id, prompt=prompt)
-    while video.status not in ENDED:
-        video = client.videos.retrieve(video.id)
-
-    assert (video.status, video.remixed_from_video_id) == ("completed", made.id)
-    assert (video.prompt, video.seed) == (prompt, 3)  # type: ignore[attr-defined]
-    frames = frames_of(client.videos.download_content(video.id).read())
-    assert why_not(frames, parse(prompt)) == ""
-
-
 def test_json_and_a_form_and_the_same_seed_give_the_same_video(
     server: Server, client: openai.OpenAI, made: Any
 ) -> None:
@@ -184,62 +160,3 @@ def test_json_and_a_form_and_the_same_seed_give_the_same_video(
 
     whole = [client.videos.download_content(one.id).read() for one in (made, again)]
     assert frames_of(whole[0]) == frames_of(whole[1])
-
-
-def test_seconds_times_fps_are_frames(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"prompt": PROMPT, "seconds": "2", "size": "48x48"}
-    more = {"fps": 8, "num_inference_steps": 2}
-    video: Any = client.videos.create(**asked, extra_body=more)
-
-    assert (video.seconds, video.fps, video.num_frames) == ("2", 8, 17)
-    assert client.videos.poll(video.id).status == "completed"
-    mp4 = io.BytesIO(client.videos.download_content(video.id).read())
-    with av.open(mp4, "r") as container:
-        [stream] = container.streams.video
-        assert (stream.frames, float(stream.average_rate or 0)) == (17, 8)
-
-
-# Pictures as jobs
-
-
-@pytest.fixture(scope="module")
-def painter() -> Iterator[httpx2.Client]:
-    with serving(model="shapes") as server, server.client() as http:
-        yield http
-
-
-def ended(http: httpx2.Client, job_id: str) -> dict[str, Any]:
-    while True:
-        job: dict[str, Any] = http.get(f"/v1/jobs/{job_id}").json()
-        if job["status"] not in ("queued", "in_progress"):
-            return job
-        time.sleep(0.02)
-
-
-def test_pictures_in_the_background_are_those_of_the_foreground(painter: httpx2.Client) -> None:
-    body = {"prompt": "a red circle on a blue background", "n": 2, "seed": 5}
-    answer = painter.post("/v1/images/generations", json=body | {"background_job": True})
-    assert answer.status_code == 202
-    job = answer.json()
-    assert (job["kind"], job["model"], job["seeds"]) == ("image", "shapes", [5, 6])
-    assert job["id"].startswith("image_")
-
-    job = ended(painter, job["id"])
-
-    assert (job["status"], job["progress"], job["error"]) == ("completed", 100, None)
-    front = painter.post("/v1/images/generations", json=body).json()["data"]
-    assert [file["name"] for file in job["files"]] == ["0.png", "1.png"]
-    for file, image in zip(job["files"], front, strict=True):
-        served = painter.get(file["url"])
-        assert served.headers["content-type"] == "image/png"
-        assert len(served.content) == file["bytes"]
-        drawn = picture(base64.b64decode(image["b64_json"]))
-        assert gap(picture(served.content), drawn) <= ALIKE
-    [listed] = painter.get("/v1/jobs").json()["data"]
-    for file in (*listed["files"], *job["files"]):
-        assert file.pop("signed_url").split("?")[0].endswith(f"{job['id']}/{file['name']}")
-    assert listed == job
-    assert painter.get(f"/v1/jobs/{job['id']}/files/2.png").status_code == 404
-    assert painter.get(f"/v1/videos/{job['id']}").status_code == 404
-    assert painter.delete(f"/v1/jobs/{job['id']}").json()["deleted"]
-    assert painter.get(f"/v1/jobs/{job['id']}").status_code == 404
