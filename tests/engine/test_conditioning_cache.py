@@ -1,17 +1,20 @@
 """The conditioning cache: answers of encoders are given again, and change no bit of a picture."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline, StableDiffusionImg2ImgPipeline
+from peft import LoraConfig
 from torch import Tensor, nn
 
 from carpool.engine import serialization
+from carpool.engine.digests import Digests
 from carpool.types import Request
 from support.engine_driver import CLOSE, Drive, Recorder, driving, fresh, gap, served, solo
 from support.lora_files import weights, write
@@ -271,15 +274,28 @@ def writes_into_a_buffer(pipe: Any) -> None:
     places.copy_(places.flip(-1))
 
 
+def chooses_other_kernels(pipe: Any) -> None:
+    torch.backends.cuda.enable_flash_sdp(False)  # of the CPU, too
+
+
+@pytest.fixture
+def usual_kernels() -> Iterator[None]:
+    yield
+    torch.backends.cuda.enable_flash_sdp(True)
+
+
+@pytest.mark.usefixtures("usual_kernels")
 @pytest.mark.parametrize(
     "change",
-    [doubles, exchanges_a_layer, exchanges_values, sets_an_attribute, writes_into_a_buffer],
+    [
+        *(doubles, exchanges_a_layer, exchanges_values, sets_an_attribute, writes_into_a_buffer),
+        chooses_other_kernels,
+    ],
 )
 def test_a_module_that_changes_between_requests_drops_all_answers(
     change: Callable[[Any], None],
 ) -> None:
     pipe, judge = fresh("flux"), fresh("flux")
-    change(judge)
     with driving(pipe, conditioning_cache=MIB) as drive:
         first = draw(drive, "flux")
         assert counts(drive)[0] == 0
@@ -289,11 +305,48 @@ def test_a_module_that_changes_between_requests_drops_all_answers(
         assert counts(drive)[0] == 0
         draw(drive, "flux")
         assert counts(drive)[0] == 2
-    assert not torch.equal(first.image, second.image)
+    change(judge)
+    assert change is chooses_other_kernels or not torch.equal(first.image, second.image)
+    assert torch.equal(second.image, plain(judge))
+
+
+def plain(pipe: Any, **parameters: Any) -> Tensor:
+    """The picture of plain diffusers for "a cat"."""
     with torch.no_grad():
         generator = torch.Generator().manual_seed(0)
-        plain = judge("a cat", generator=generator, **ARGUMENTS["flux"]).images
-    assert torch.equal(second.image, plain)
+        image: Tensor = pipe("a cat", generator=generator, **ARGUMENTS["flux"], **parameters).images
+    return image
+
+
+def test_a_scale_of_a_lora_that_was_added_between_requests_is_of_its_request_only() -> None:
+    def add(pipe: Any) -> None:
+        torch.manual_seed(0)
+        config = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        pipe.text_encoder.add_adapter(config)
+
+    pipe, judge = fresh("flux"), fresh("flux")
+    add(judge)
+    scale: dict[str, Any] = {"joint_attention_kwargs": {"scale": 0.3}}
+    with driving(pipe, conditioning_cache=MIB) as drive:
+        draw(drive, "flux")
+        add(pipe)
+        heard = [drive.submit("a cat", **ARGUMENTS["flux"], **more) for more in (scale, {}, scale)]
+        drive.finish()
+        again = draw(drive, "flux")
+
+    scaled, usual = plain(judge, **scale), plain(judge)
+    assert gap(scaled, usual) > 100 * CLOSE
+    for recorder, picture in zip([*heard, again], [scaled, usual, scaled, usual], strict=True):
+        assert gap(recorder.image, picture) < CLOSE
+
+
+def test_memory_that_numpy_overwrites_is_read_again() -> None:
+    memory = np.zeros(4, np.float32)
+    digests, picture = Digests(), torch.from_numpy(memory)
+    before = digests.of(picture)
+    memory += 1
+
+    assert digests.of(picture) != before
 
 
 def test_the_oldest_answers_go_when_the_limit_is_reached_and_none_stays_above_it() -> None:

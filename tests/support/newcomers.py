@@ -1,6 +1,7 @@
 """Pipelines that are made of the parts of others: builders, and how each is called."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -30,12 +31,18 @@ def parts(pipe: diffusers.DiffusionPipeline, **others: Any) -> dict[str, Any]:
     return {name: one for name, one in {**pipe.components, **others}.items() if one is not None}
 
 
-def of_sd15(cls: Any, *, has_control: bool = False, **others: Any) -> diffusers.DiffusionPipeline:
-    pipe = sd15()
-    given = parts(pipe, scheduler=diffusers.DDIMScheduler(), **others)
+def of_sd15(name: str, *, has_control: bool = False, **others: Any) -> diffusers.DiffusionPipeline:
+    given = parts(sd15(), scheduler=diffusers.DDIMScheduler(), **others)
     if has_control:
         given["controlnet"] = control(given["unet"])
-    return cls(**given, safety_checker=None, feature_extractor=None, requires_safety_checker=False)
+    given |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+    return getattr(diffusers, name)(**given)
+
+
+def of_sdxl(name: str) -> diffusers.DiffusionPipeline:
+    given = parts(sdxl_control()) if "ControlNet" in name else parts(sdxl())
+    more = {} if "ControlNet" in name else {"pag_applied_layers": "mid"}
+    return getattr(diffusers, f"StableDiffusionXL{name}Pipeline")(**given, **more)
 
 
 def wide_unet(pipe: diffusers.DiffusionPipeline, **config: Any) -> diffusers.UNet2DConditionModel:
@@ -124,11 +131,7 @@ CHANGED: dict[str, Any] = {"image": PICTURE, "strength": 0.8}
 FILLED = {**CHANGED, "mask_image": MASK}
 PAG = {"pag_scale": 3.0}
 SOUND = torch.linspace(-9, 9, 32).sin().reshape(1, 2, 16)
-SPRINT: dict[str, Any] = {
-    "use_resolution_binning": False,
-    "intermediate_timesteps": None,
-}  # of any steps
-
+SPRINT: dict[str, Any] = {"use_resolution_binning": False, "intermediate_timesteps": None}
 VIDEO = [PICTURE.resize((24, 16))] * 5
 PHRASES: dict[str, Any] = {"gligen_phrases": ["a hat"], "gligen_images": [PICTURE]}
 PHRASES |= {"gligen_boxes": [[0.1, 0.2, 0.5, 0.6]], "gligen_scheduled_sampling_beta": 0.5}
@@ -148,75 +151,50 @@ COSMOS3 |= {"add_resolution_template": False, "add_duration_template": False}
 
 Newcomer = tuple[Callable[[], diffusers.DiffusionPipeline], dict[str, Any]]
 NEWCOMERS: dict[str, Newcomer] = {
-    "Cosmos3OmniPipeline": of_data("Cosmos3OmniPipeline", **COSMOS3),
-    "Ideogram4Pipeline": of_data(
-        "Ideogram4Pipeline", **SIZE, guidance_scale=5.0, guidance_schedule=None
-    ),
-    "Kandinsky6TI2VAPipeline": of_data(
-        "Kandinsky6TI2VAPipeline", **SIZE, num_frames=5, sample_audio=False
-    ),
-    "LongCatImagePipeline": of_data("LongCatImagePipeline", **SIZE, enable_prompt_rewrite=False),
-    "QwenImageControlNetInpaintPipeline": of_data(
-        "QwenImageControlNetInpaintPipeline", **SIZE, control_image=PICTURE, control_mask=MASK
-    ),
-    "QwenImageEditInpaintPipeline": of_data(
-        "QwenImageEditInpaintPipeline", shrunk, **FILLED, **SIZE
-    ),
-    "BriaFiboPipeline": of_data("BriaFiboPipeline", **SIZE),
-    "BriaFiboEditPipeline": of_data(
-        "BriaFiboEditPipeline", **IMAGE, **SIZE, prompt='{"edit_instruction": "%s"}'
-    ),
-    "BriaFibo2Pipeline": of_data("BriaFibo2Pipeline", **SIZE),
-    "HunyuanImageRefinerPipeline": of_data("HunyuanImageRefinerPipeline", **IMAGE, **SIZE),
-    "StableAudio3InpaintPipeline": of_data(
-        "StableAudio3InpaintPipeline", duration=1.0, audio=SOUND, mask_start_seconds=0.2,
-        mask_end_seconds=0.6,
-    ),
-    "Kandinsky5I2IPipeline": of_data(
-        "Kandinsky5I2IPipeline", at_64px, **IMAGE, **SIZE, max_sequence_length=512
-    ),
-    "SanaSprintImg2ImgPipeline": of_data("SanaSprintImg2ImgPipeline", **CHANGED, **SIZE, **SPRINT),
-    "SanaSprintPipeline": of_data("SanaSprintPipeline", **SIZE, **SPRINT),
-    "ZImageOmniPipeline": of_data("ZImageOmniPipeline", **SIZE),
-    "AnimateDiffSDXLPipeline": of_data("AnimateDiffSDXLPipeline", base=sdxl, **SIZE, num_frames=2),
-    "LTX2DFRPipeline": of_data(
-        "LTX2DFRPipeline", base=ltx2, height=32, width=64, num_frames=9, max_sequence_length=32
-    ),
-    "ChromaInpaintPipeline": of_data("ChromaInpaintPipeline", unguided, chroma, **FILLED, **SIZE),
-    "LongCatImageEditPipeline": of_data("LongCatImageEditPipeline", shrunk, **IMAGE),
-    "VQDiffusionPipeline": of_data("VQDiffusionPipeline"),
-    "UniDiffuserPipeline": of_data("UniDiffuserPipeline"),
-    "VersatileDiffusionTextToImagePipeline": of_data(
-        "VersatileDiffusionTextToImagePipeline", **SIZE
-    ),
-    "VersatileDiffusionImageVariationPipeline": of_data(
-        "VersatileDiffusionImageVariationPipeline", **IMAGE, **SIZE
-    ),
-    "DanceDiffusionPipeline": of_data("DanceDiffusionPipeline"),
-    "I2VGenXLPipeline": of_data("I2VGenXLPipeline", **IMAGE, **SIZE, num_frames=2, clip_skip=None),
-    "AmusedImg2ImgPipeline": of_data(
-        "AmusedImg2ImgPipeline", image=PICTURE.resize((16, 16)), strength=0.8
-    ),
-    "StableDiffusionGLIGENTextImagePipeline": of_data(
-        "StableDiffusionGLIGENTextImagePipeline", base=sd15, **SIZE, **PHRASES
-    ),
-    "StableDiffusionPix2PixZeroPipeline": of_data(
-        "StableDiffusionPix2PixZeroPipeline",
-        base=sd15,
-        **SIZE,
-        source_embeds=DIRECTION,
-        target_embeds=-DIRECTION,
-    ),
-    "Kandinsky6SRPipeline": of_data("Kandinsky6SRPipeline", video=VIDEO, resolution_scale=2),
-    "SanaWMPipeline": of_data("SanaWMPipeline", **CAMERA, **SIZE),
-    "StableDiffusionParadigmsPipeline": of_data(
-        "StableDiffusionParadigmsPipeline", base=sd15, **SIZE
-    ),
-    "TextToVideoZeroPipeline": of_data("TextToVideoZeroPipeline", base=sd15, **SIZE, **ZERO),
-    "TextToVideoZeroSDXLPipeline": of_data(
-        "TextToVideoZeroSDXLPipeline", base=sdxl, **SIZE, **ZERO
-    ),
-    "RFD4ProteinaPipeline": of_data("RFD4ProteinaPipeline", in_twenty_steps, **PROTEIN),
+    **{
+        name: of_data(name, **own)
+        for name, own in (
+            ("Cosmos3OmniPipeline", COSMOS3),
+            ("Ideogram4Pipeline", dict(**SIZE, guidance_scale=5.0, guidance_schedule=None)),
+            ("Kandinsky6TI2VAPipeline", dict(**SIZE, num_frames=5, sample_audio=False)),
+            ("LongCatImagePipeline", dict(**SIZE, enable_prompt_rewrite=False)),
+            ("QwenImageControlNetInpaintPipeline",
+             dict(**SIZE, control_image=PICTURE, control_mask=MASK)),
+            ("QwenImageEditInpaintPipeline", dict(change=shrunk, **FILLED, **SIZE)),
+            ("BriaFiboPipeline", SIZE),
+            ("BriaFiboEditPipeline", dict(**IMAGE, **SIZE, prompt='{"edit_instruction": "%s"}')),
+            ("BriaFibo2Pipeline", SIZE),
+            ("HunyuanImageRefinerPipeline", dict(**IMAGE, **SIZE)),
+            ("StableAudio3InpaintPipeline",
+             {"duration": 1.0, "audio": SOUND, "mask_start_seconds": 0.2, "mask_end_seconds": 0.6}),
+            ("Kandinsky5I2IPipeline",
+             dict(change=at_64px, **IMAGE, **SIZE, max_sequence_length=512)),
+            ("SanaSprintImg2ImgPipeline", dict(**CHANGED, **SIZE, **SPRINT)),
+            ("SanaSprintPipeline", dict(**SIZE, **SPRINT)),
+            ("ZImageOmniPipeline", SIZE),
+            ("AnimateDiffSDXLPipeline", dict(base=sdxl, **SIZE, num_frames=2)),
+            ("LTX2DFRPipeline",
+             {"base": ltx2, "height": 32, "width": 64, "num_frames": 9, "max_sequence_length": 32}),
+            ("ChromaInpaintPipeline", dict(change=unguided, base=chroma, **FILLED, **SIZE)),
+            ("LongCatImageEditPipeline", dict(change=shrunk, **IMAGE)),
+            ("VQDiffusionPipeline", {}),
+            ("UniDiffuserPipeline", {}),
+            ("VersatileDiffusionTextToImagePipeline", SIZE),
+            ("VersatileDiffusionImageVariationPipeline", dict(**IMAGE, **SIZE)),
+            ("DanceDiffusionPipeline", {}),
+            ("I2VGenXLPipeline", dict(**IMAGE, **SIZE, num_frames=2, clip_skip=None)),
+            ("AmusedImg2ImgPipeline", {"image": PICTURE.resize((16, 16)), "strength": 0.8}),
+            ("StableDiffusionGLIGENTextImagePipeline", dict(base=sd15, **SIZE, **PHRASES)),
+            ("StableDiffusionPix2PixZeroPipeline",
+             dict(base=sd15, **SIZE, source_embeds=DIRECTION, target_embeds=-DIRECTION)),
+            ("Kandinsky6SRPipeline", {"video": VIDEO, "resolution_scale": 2}),
+            ("SanaWMPipeline", dict(**CAMERA, **SIZE)),
+            ("StableDiffusionParadigmsPipeline", dict(base=sd15, **SIZE)),
+            ("TextToVideoZeroPipeline", dict(base=sd15, **SIZE, **ZERO)),
+            ("TextToVideoZeroSDXLPipeline", dict(base=sdxl, **SIZE, **ZERO)),
+            ("RFD4ProteinaPipeline", dict(change=in_twenty_steps, **PROTEIN)),
+        )
+    },
     "FluxControlNetImg2ImgPipeline": (
         lambda: diffusers.FluxControlNetImg2ImgPipeline(**parts(flux_control())),
         {**CHANGED, "control_image": PICTURE, "control_mode": 0, **SIZE},
@@ -232,73 +210,39 @@ NEWCOMERS: dict[str, Newcomer] = {
     "MarigoldDepthPipeline": (lambda: marigold(diffusers.MarigoldDepthPipeline), IMAGE),
     "MarigoldNormalsPipeline": (lambda: marigold(diffusers.MarigoldNormalsPipeline), IMAGE),
     "StableDiffusion3PAGImg2ImgPipeline": (pag_sd3_image, {**CHANGED, **PAG, **SIZE}),
-    "StableDiffusionControlNetPipeline": (
-        lambda: of_sd15(diffusers.StableDiffusionControlNetPipeline, has_control=True),
-        IMAGE,
-    ),
-    "StableDiffusionControlNetImg2ImgPipeline": (
-        lambda: of_sd15(diffusers.StableDiffusionControlNetImg2ImgPipeline, has_control=True),
-        {**CHANGED, "control_image": PICTURE},
-    ),
-    "StableDiffusionControlNetInpaintPipeline": (
-        lambda: of_sd15(diffusers.StableDiffusionControlNetInpaintPipeline, has_control=True),
-        {**FILLED, "control_image": PICTURE},
-    ),
-    "StableDiffusionControlNetPAGPipeline": (
-        lambda: of_sd15(diffusers.StableDiffusionControlNetPAGPipeline, has_control=True),
-        {**IMAGE, **PAG},
-    ),
     "StableDiffusionInstructPix2PixPipeline": (
         lambda: of_sd15(
-            diffusers.StableDiffusionInstructPix2PixPipeline, unet=wide_unet(sd15(), in_channels=8)
+            "StableDiffusionInstructPix2PixPipeline", unet=wide_unet(sd15(), in_channels=8)
         ),
         {**IMAGE, "image_guidance_scale": 1.5},
     ),
-    "StableDiffusionPAGPipeline": (
-        lambda: of_sd15(diffusers.StableDiffusionPAGPipeline),
-        {**SIZE, **PAG},
-    ),
-    "StableDiffusionPAGImg2ImgPipeline": (
-        lambda: of_sd15(diffusers.StableDiffusionPAGImg2ImgPipeline),
-        {**CHANGED, **PAG},
-    ),
-    "StableDiffusionPAGInpaintPipeline": (
-        lambda: of_sd15(diffusers.StableDiffusionPAGInpaintPipeline),
-        {**FILLED, **PAG, **SIZE},
-    ),
-    "StableDiffusionPanoramaPipeline": (
-        lambda: of_sd15(diffusers.StableDiffusionPanoramaPipeline),
-        SIZE,
-    ),
-    "StableDiffusionSAGPipeline": (
-        lambda: of_sd15(diffusers.StableDiffusionSAGPipeline),
-        {**SIZE, "sag_scale": 0.75},
-    ),
-    "StableDiffusionXLControlNetImg2ImgPipeline": (
-        lambda: diffusers.StableDiffusionXLControlNetImg2ImgPipeline(**parts(sdxl_control())),
-        {**CHANGED, "control_image": PICTURE},
-    ),
-    "StableDiffusionXLControlNetInpaintPipeline": (
-        lambda: diffusers.StableDiffusionXLControlNetInpaintPipeline(**parts(sdxl_control())),
-        {**FILLED, "control_image": PICTURE},
-    ),
-    "StableDiffusionXLControlNetPAGPipeline": (
-        lambda: diffusers.StableDiffusionXLControlNetPAGPipeline(**parts(sdxl_control())),
-        {**IMAGE, **PAG},
-    ),
+    **{
+        name: (partial(of_sd15, name, has_control="ControlNet" in name), own)
+        for name, own in (
+            ("StableDiffusionControlNetPipeline", IMAGE),
+            ("StableDiffusionControlNetImg2ImgPipeline", {**CHANGED, "control_image": PICTURE}),
+            ("StableDiffusionControlNetInpaintPipeline", {**FILLED, "control_image": PICTURE}),
+            ("StableDiffusionControlNetPAGPipeline", {**IMAGE, **PAG}),
+            ("StableDiffusionPAGPipeline", {**SIZE, **PAG}),
+            ("StableDiffusionPAGImg2ImgPipeline", {**CHANGED, **PAG}),
+            ("StableDiffusionPAGInpaintPipeline", {**FILLED, **PAG, **SIZE}),
+            ("StableDiffusionPanoramaPipeline", SIZE),
+            ("StableDiffusionSAGPipeline", {**SIZE, "sag_scale": 0.75}),
+            ("StableDiffusionPipelineSafe", {**SIZE, "sld_warmup_steps": 1}),
+            ("StableDiffusionInpaintPipelineLegacy", FILLED),
+        )
+    },
+    **{
+        f"StableDiffusionXL{name}Pipeline": (partial(of_sdxl, name), own)
+        for name, own in (
+            ("ControlNetImg2Img", {**CHANGED, "control_image": PICTURE}),
+            ("ControlNetInpaint", {**FILLED, "control_image": PICTURE}),
+            ("ControlNetPAG", {**IMAGE, **PAG}),
+            ("PAGImg2Img", {**CHANGED, **PAG}),
+            ("PAGInpaint", {**FILLED, **PAG, **SIZE}),
+        )
+    },
     "StableDiffusionXLInstructPix2PixPipeline": (pix2pix_xl, {**IMAGE, **SIZE}),
-    "StableDiffusionXLPAGImg2ImgPipeline": (
-        lambda: diffusers.StableDiffusionXLPAGImg2ImgPipeline(
-            **parts(sdxl()), pag_applied_layers="mid"
-        ),
-        {**CHANGED, **PAG},
-    ),
-    "StableDiffusionXLPAGInpaintPipeline": (
-        lambda: diffusers.StableDiffusionXLPAGInpaintPipeline(
-            **parts(sdxl()), pag_applied_layers="mid"
-        ),
-        {**FILLED, **PAG, **SIZE},
-    ),
     **{
         f"{name}Pipeline": (getattr(isolation, make), {**isolation.ARGUMENTS[make], **own})
         for name, make, own in (

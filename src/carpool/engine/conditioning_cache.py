@@ -32,6 +32,7 @@ from carpool.engine.overlay.module_state import ModuleState
 from carpool.engine.probation.snapshot import shares_memory, tensors_in, versions
 from carpool.engine.request import RequestState
 from carpool.engine.serialization import Unpackable, copied
+from carpool.engine.switches import of_torch
 from carpool.types import Phase
 
 MOST_MIB, MOST_SHARE = 512.0, 0.02  # default limit: the smaller of the two
@@ -79,6 +80,7 @@ class ConditioningCache:
         self._ran: dict[int, nn.Module] = {}  # modules that ran since `note_modules`, by their ids
         # by module id: states of its submodules; its buffers and their versions
         self._states: dict[int, tuple[list[ModuleState], list[Tensor], list[int]]] = {}
+        self._switches: list[Any] = []  # torch's, as the states were recorded
         self.prefix_tokens = 0  # prompt tokens not processed again: `prefixes.py`
         self.has_news = False  # an answer was cached since the last check of the parked calls
 
@@ -149,7 +151,8 @@ class ConditioningCache:
         """Wrap a forward of an encoder: equal calls run once, and their answers are cached."""
 
         def once(states: Sequence[RequestState]) -> list[Any]:
-            keys = [_key_of(state, place) for place, state in enumerate(states)]
+            kept = [source.key if (source := source_of(state)) else None for state in states]
+            keys = [place if key is None else key for place, key in enumerate(kept)]
             if keys == list(range(len(states))):
                 return encode(states)
             places: dict[Hashable, int] = {}  # places of the calls that run
@@ -202,7 +205,9 @@ class ConditioningCache:
 
     def put(self, key: Hashable, answer: Any, *, is_alone: bool = False) -> bool:
         """Keep an answer whose tensors no other code has; returns whether there is room for it."""
-        if (size := _size(answer)) > self.limit:
+        storages = [tensor.untyped_storage() for tensor in tensors_in(answer)]
+        size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        if size > self.limit:
             return False
         self.drop(key)
         self._entries[key] = _Entry(answer, size, is_alone)
@@ -240,10 +245,11 @@ class ConditioningCache:
             parts = [ModuleState.of(part, with_storage=has_storages) for part in module.modules()]
             self._states[key] = parts, buffers, versions(buffers)
         self._ran.clear()
+        self._switches = of_torch()
 
     def have_changed(self) -> bool:
-        """Whether code outside of requests has changed a module since `note_modules`."""
-        return not all(
+        """Whether code outside of requests has changed a module or torch since `note_modules`."""
+        return (bool(self._states) and of_torch() != self._switches) or not all(
             versions(buffers) == before and all(state.is_now() for state in parts)
             for parts, buffers, before in self._states.values()
         )
@@ -309,12 +315,6 @@ def source_of(state: RequestState) -> RequestConditioning | None:
     return next(sources, None)
 
 
-def _key_of(state: RequestState, place: int) -> Hashable:
-    """The key of a call, or its place in the forward if it has none."""
-    source = source_of(state)
-    return place if source is None or source.key is None else source.key
-
-
 def _is_apart(answer: Any) -> bool:
     """Whether no two tensors of an answer overlap, except equal views."""
     views = {
@@ -324,9 +324,3 @@ def _is_apart(answer: Any) -> bool:
     return len({view[0] for view in views}) == len(views) and not any(
         tensor.is_inference() for tensor in tensors_in(answer)
     )
-
-
-def _size(answer: Any) -> int:
-    """The bytes of an answer's tensors."""
-    storages = [tensor.untyped_storage() for tensor in tensors_in(answer)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -25,8 +25,9 @@ class Digests:
         """A fingerprint of a tensor's content, computed once for every object (and version)."""
         if value.is_inference():
             raise Unfusable  # no version counter: a change would go unseen
-        version = value._version
-        version_and_digest = self._digests.get(value)  # type: ignore[no-untyped-call]
+        version, version_and_digest = value._version, None
+        if value.untyped_storage().resizable():  # else NumPy may write into it, unseen
+            version_and_digest = self._digests.get(value)  # type: ignore[no-untyped-call]
         if version_and_digest is None or version_and_digest[0] != version:
             if (made_of := parts_of(value)) is not None:
                 axis, parts = made_of

@@ -58,6 +58,13 @@ class Isolation:
         for patches in self._installed:
             patches.add()
 
+    def note_modules(self) -> None:
+        """Record modules that code outside of requests has added, such as layers of a LoRA."""
+        self._shared.install()
+        for patches in set(writes.all_patches()).difference(self._installed):
+            patches.add()
+            self._installed.append(patches)
+
     def remove(self) -> None:
         """Restore the process to its state before `install`. Harmless when not installed."""
         while self._installed:

@@ -78,6 +78,7 @@ class RunningRequests:
         if not self.by_number:
             have_changed = self._stages.contain("cache", True, self.answers.shared.have_changed)
             if self._isolation.note_weights() or have_changed:
+                self._isolation.note_modules()
                 self.answers.forget()
         self.by_number.update((state.number, state) for state in states)
         if len(self.by_number) > 1:

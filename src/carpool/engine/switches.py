@@ -61,6 +61,11 @@ def _values() -> list[Any]:
         return [_value(get) for get in _GETS]
 
 
+def of_torch() -> list[Any]:
+    """The values of torch's own switches, which may change what a module computes."""
+    return _values()[: len(_TORCH)]
+
+
 def _value(get: Callable[[], Any]) -> Any:
     try:
         return get()
@@ -233,5 +238,6 @@ _IN_C = [  # name, getter, setter
         "_set_deterministic_fill_uninitialized_memory",
     ),
 ]
-TABLE = [*_of_torch(), *_of_python()]
+_TORCH = [*_of_torch()]
+TABLE = [*_TORCH, *_of_python()]
 _GETS = [switch.get for switch in TABLE]

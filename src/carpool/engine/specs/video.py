@@ -1,6 +1,5 @@
 """Denoisers of video models."""
 
-from typing import Any
 
 from carpool.engine.specs.own import Own
 from carpool.engine.specs.padding import Pad
@@ -38,11 +37,6 @@ _HUNYUAN: dict[str, ArgumentRule] = {
     "pooled_projections": STACK,  # (rows, 768)
     "guidance": STACK,  # (rows,), or None for models without guidance embedding
 }
-
-
-def _is_blank(pictures: Any) -> bool:
-    """HunyuanVideo 1.5 masks an all-zero image only if the images of all rows are zero."""
-    return not bool(pictures.any())
 
 
 _HUNYUAN3D = Spec(
@@ -111,7 +105,8 @@ SPECS: dict[tuple[str, str], Spec] = {
             "encoder_attention_mask": STACK,  # (rows, 1000): each row is sorted by itself
             "encoder_hidden_states_2": STACK,  # (rows, 256, 1472)
             "encoder_attention_mask_2": STACK,
-            "image_embeds": Keyed(STACK, _is_blank),  # (rows, 729, 1152)
+            # (rows, 729, 1152): zeros are masked only if those of all rows are zero
+            "image_embeds": Keyed(STACK, lambda pictures: not bool(pictures.any())),
         },
     ),
     ("HunyuanVideoFramepackTransformer3DModel", "forward"): Spec(
