@@ -1,5 +1,7 @@
 """Requests whose code waits for each other on one thread: answered in time, and `close` returns."""
 
+import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -115,19 +117,35 @@ def test_an_engine_that_stands_still_takes_no_request_and_says_why() -> None:
             engine.submit("x")
 
 
-def test_an_engine_closes_around_code_that_sleeps() -> None:
-    def sleep(*_: object) -> None:
-        time.sleep(8)
+def test_an_engine_closes_around_code_that_waits_which_changes_nothing_when_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    threads = list[threading.Thread]()
+
+    def wait(*_: object) -> None:
+        threads.append(threading.current_thread())
+        os.read(reading, 1)
 
     engine = carpool.load(odd_pipeline(), device="cpu")
-    request = engine.submit("x", odd=sleep)
-    while not any(event.kind == "step" for event in request._listener._events):
+    request = engine.submit("x", odd=wait)
+    while not threads:
         time.sleep(0.01)
     began_s = time.monotonic()
     engine.close()
     assert time.monotonic() - began_s < CLOSED_S
     with pytest.raises(CarpoolError, match="closed"):
         request.result(1)
+
+    monkeypatch.setenv("CARPOOL_TEST_SWITCH", "1")
+    torch.manual_seed(7)
+    os.write(writing, b"x")
+    threads[0].join(30)
+    assert not threads[0].is_alive()
+    assert "CARPOOL_TEST_SWITCH" in os.environ
+    assert torch.initial_seed() == 7
+    for end in (reading, writing):
+        os.close(end)
 
 
 @pytest.mark.parametrize("make", blocking.FAILING)

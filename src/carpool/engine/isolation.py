@@ -109,7 +109,7 @@ class Isolation:
 class RequestContext:
     """The private state of one request; see `fiber.FiberContext`."""
 
-    is_private = is_running = False
+    is_private = is_running = is_abandoned = False
     # tokens that a component reads in one call, of those left
     prompt_part: Callable[[str, int], int] = staticmethod(lambda component, tokens: tokens)
     tell_share: Callable[[float], None]  # finished share of the work after the last step; if any
@@ -143,6 +143,8 @@ class RequestContext:
         Raises:
             EngineLost: it failed halfway: others might see a part of that state.
         """
+        if self.is_abandoned:
+            return
         try:
             if self._switches is not None:
                 self._switches.enter()
@@ -161,6 +163,8 @@ class RequestContext:
         Raises:
             EngineLost: as in `enter`.
         """
+        if self.is_abandoned:
+            return
         try:
             self._modes.leave()
             if self._copies:

@@ -44,7 +44,7 @@ class PrivateContext:
 
     pins = watch = None
     tell_share: Callable[[float], None]  # as of `RequestContext`
-    is_private, reads_in_parts = True, False
+    is_private, reads_in_parts, is_abandoned = True, False, False
 
     def __init__(
         self, pipe: Any, modules: Mapping[str, nn.Module], seed: int, device: torch.device
@@ -94,7 +94,11 @@ class PrivateContext:
     def _begin(self) -> None:
         for state in (Switches(), ThreadModes(), self.random):
             state.enter()
-            self._undo.callback(state.leave)
+            self._undo.callback(self._leave, state)
+
+    def _leave(self, state: Switches | ThreadModes | RandomState) -> None:
+        if not self.is_abandoned:
+            state.leave()
 
 
 class Guard:

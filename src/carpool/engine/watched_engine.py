@@ -70,10 +70,16 @@ class WatchedEngine:
         self._at_end(place)
 
     def answer_all(self, error: CarpoolError) -> None:
-        """Answer all requests, queued and running."""
+        """Answer all requests, queued and running, of a thread that is given up.
+
+        If it ever continues, it must not restore switches and random numbers of the process: others
+        have set them since.
+        """
         for state in self._queue.take_all():
             self._answer(state, error, is_queued=True)
         for state in self._running.states:
+            if state.context is not None:
+                state.context.is_abandoned = True
             self._answer(state, error, is_queued=False)
 
     def _answer(self, state: RequestState, error: CarpoolError, *, is_queued: bool) -> None:
