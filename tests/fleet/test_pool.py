@@ -19,6 +19,7 @@ from carpool.errors import (
     WorkerLost,
 )
 from carpool.fleet.pool import Pool
+from carpool.request.card import TEXT
 from carpool.telemetry.activity import SeenMove
 from carpool.types import CheckedRequest, JournalEntry
 from carpool.worker import protocol
@@ -40,11 +41,12 @@ class Stage:
         self.workers.append(FakeWorker(device, listener))
         return self.workers[-1]
 
-    async def submit(self, *names: str, steps: int = 10, **options: Any) -> None:
+    async def submit(
+        self, *names: str, steps: int = 10, tokens: int | None = None, **options: Any
+    ) -> None:
+        arguments = {"prompt": "a cat", "num_inference_steps": steps, "max_new_tokens": tokens}
         for name in names:
-            request = CheckedRequest(
-                name, 1, {"prompt": "a cat", "num_inference_steps": steps}, **options
-            )
+            request = CheckedRequest(name, 1, arguments, **options)
             self.journals.open(name)
             self.tasks[name] = asyncio.create_task(self.pool.submit(request))
         await self.settle()
@@ -176,6 +178,28 @@ async def test_too_many_and_too_long_and_too_late_are_refused_at_the_front() -> 
         await stage.pool.submit(
             CheckedRequest("late", 1, {"num_inference_steps": 50}, deadline_s=3.0, priority=5)
         )
+
+
+async def test_texts_are_predicted_at_the_front_by_what_their_writers_wrote() -> None:
+    stage = await ready()
+    chat, rewriting = {"task": TEXT}, {"enhance_prompt": True}
+    await stage.submit("first", deadline_s=0.01, **chat)  # nothing is known of texts yet
+    assert stage.all() == ["first"]
+    texts = {TEXT: (20.0, [0.5, 0.6]), "text-to-image enhance_prompt": (30.0, [0.1])}
+    stage.workers[0].report(SOLO, texts)
+
+    async def is_late(name: str, deadline_s: float, **options: Any) -> bool:
+        await stage.submit(name, deadline_s=deadline_s, **options)
+        (task := stage.tasks[name]).cancel()
+        await stage.settle()
+        return not task.cancelled() and isinstance(task.exception(), TooLate)
+
+    assert await is_late("long", 9.0, **chat)
+    assert not await is_late("in time", 11.0, **chat)
+    assert not await is_late("short", 9.0, tokens=16, **chat)
+    assert not await is_late("drawn", 11.0)
+    assert await is_late("rewritten", 11.0, **rewriting)
+    assert not await is_late("rewritten in time", 14.0, **rewriting)
 
 
 async def test_what_an_earlier_server_began_is_not_refused_for_its_deadline() -> None:

@@ -68,9 +68,9 @@ class FakeWorker(Supervisor):
         if self.on_activity is not None:
             self.on_activity(protocol.Activity(Snapshot(now_s, (), (), 0), [], 0))
 
-    def report(self, seconds: Sequence[float], **steps_left: float) -> None:
+    def report(self, seconds: Sequence[float], texts: Any = None, **steps_left: float) -> None:
         cost = protocol.StepCost(None, None, None, list(seconds))
-        self.listener.reported(protocol.Report([cost], steps_left))
+        self.listener.reported(protocol.Report([cost], steps_left, texts=texts or {}))
 
     # What a pool asks of it
 

@@ -30,36 +30,10 @@ _SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _llama() -> Any:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SIZES))
-
-
-def _qwen3() -> Any:
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_SIZES))
-
-
-def _ministral() -> Any:
-    return transformers.Ministral3ForCausalLM(transformers.Ministral3Config(**_SIZES))
-
-
-def _gemma3() -> Any:
-    """Draw a Gemma 3 whose window is shorter than its texts."""
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    config = transformers.Gemma3TextConfig(
-        **_SIZES, sliding_window=8, layer_types=kinds, query_pre_attn_scalar=8
-    )
-    return transformers.Gemma3ForCausalLM(config)
-
-
-def _gemma4() -> Any:
-    """Draw a Gemma 4 like E2B: layers have embeddings of their own, heads of their kind's width,
-    and the last two use the keys and values of those before."""
-    config = transformers.Gemma4TextConfig(
-        **{**_SIZES, "num_hidden_layers": 4}, num_kv_shared_layers=2, sliding_window=8,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        hidden_size_per_layer_input=8, vocab_size_per_layer_input=_WORDS, global_head_dim=16,
-    )  # fmt: skip
-    return transformers.Gemma4ForCausalLM(config)
+def _causal(name: str, config: str = "", **changes: Any) -> Any:
+    """Draw a causal model of a family, in small."""
+    made = getattr(transformers, f"{name}{config}Config")(**{**_SIZES, **changes})
+    return getattr(transformers, f"{name}ForCausalLM")(made)
 
 
 def _gpt2() -> Any:
@@ -67,17 +41,6 @@ def _gpt2() -> Any:
         transformers.GPT2Config(
             vocab_size=_WORDS, n_positions=256, n_embd=32, n_layer=2, n_head=4,
             bos_token_id=None, eos_token_id=None, pad_token_id=0,
-        )
-    )  # fmt: skip
-
-
-def _qwen3_5() -> Any:
-    """Draw a model whose layers are linear attention, but for the last."""
-    return transformers.Qwen3_5ForCausalLM(
-        transformers.Qwen3_5TextConfig(
-            **_SIZES, layer_types=["linear_attention", "linear_attention", "full_attention"],
-            linear_num_key_heads=2, linear_num_value_heads=2,
-            linear_key_head_dim=8, linear_value_head_dim=8,
         )
     )  # fmt: skip
 
@@ -101,25 +64,73 @@ def _bart() -> Any:
     return transformers.BartForConditionalGeneration(config)
 
 
+def _mllama() -> Any:
+    """Draw a Llama 3.2 that sees: by layers that attend to pictures alone."""
+    text = {**_SIZES, "cross_attention_layers": [1], "bos_token_id": 1, "eos_token_id": 2}
+    del text["head_dim"]
+    vision = {
+        "hidden_size": 16, "num_hidden_layers": 2, "num_global_layers": 1, "attention_heads": 2,
+        "intermediate_size": 24, "vision_output_dim": 32, "image_size": 16, "patch_size": 8,
+        "intermediate_layers_indices": [0], "max_num_tiles": 2,
+        "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
+    }  # fmt: skip
+    parts: dict[str, Any] = {"vision_config": vision, "text_config": text}
+    config = transformers.MllamaConfig(**parts, image_token_index=_WORDS - 1)
+    return transformers.MllamaForConditionalGeneration(config)
+
+
 def _glm() -> Any:
     return planner(tokenizer())
 
 
+_MIXED = ["linear_attention", "linear_attention", "full_attention"]
+_SLIDING = ["sliding_attention", "full_attention"]
+_LATENT: dict[str, Any] = {
+    "head_dim": 4, "num_key_value_heads": 4, "moe_intermediate_size": 16, "q_lora_rank": 16,
+    "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+    "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
 MODELS: dict[str, Callable[[], Any]] = {
     "glm": _glm,  # its positions have three axes, and are kept on the model
     "qwen2.5-vl": qwen_vl,
-    "qwen3": _qwen3,
+    "qwen3": partial(_causal, "Qwen3"),
     "qwen3-vl": partial(qwen3_vl, "Qwen3VLForConditionalGeneration", 2),
     "mistral3": mistral3,
-    "ministral3": _ministral,
-    "gemma3": _gemma3,
-    "gemma4": _gemma4,
-    "llama": _llama,
+    "ministral3": partial(_causal, "Ministral3"),
+    "gemma3": partial(  # its window is shorter than its texts
+        _causal, "Gemma3", "Text", sliding_window=8, layer_types=[*_SLIDING, _SLIDING[0]],
+        query_pre_attn_scalar=8,
+    ),
+    # like E2B: layers have embeddings of their own, heads of their kind's width, and the last two
+    # use the keys and values of those before
+    "gemma4": partial(
+        _causal, "Gemma4", "Text", num_hidden_layers=4, num_kv_shared_layers=2, sliding_window=8,
+        layer_types=_SLIDING * 2, hidden_size_per_layer_input=8, vocab_size_per_layer_input=_WORDS,
+        global_head_dim=16,
+    ),
+    "llama": partial(_causal, "Llama"),
     "gpt2": _gpt2,
-    "qwen3.5": _qwen3_5,
+    "qwen3.5": partial(
+        _causal, "Qwen3_5", "Text", layer_types=_MIXED, linear_num_key_heads=2,
+        linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+    ),
     "t5": _t5,
-}
-OTHERS = {"bart": _bart}
+}  # fmt: skip
+OTHERS: dict[str, Callable[[], Any]] = {
+    "bart": _bart,
+    "deepseek2": partial(_causal, "DeepseekV2", **_LATENT),
+    "deepseek3": partial(_causal, "DeepseekV3", **_LATENT),
+    "bamba": partial(
+        _causal, "Bamba", attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8,
+        mamba_n_groups=1, mamba_chunk_size=8, attn_rotary_emb=8,
+    ),
+    "jamba": partial(
+        _causal, "Jamba", attn_layer_period=3, attn_layer_offset=1, expert_layer_period=2,
+        expert_layer_offset=1, num_experts=4, mamba_d_state=8, mamba_dt_rank=4,
+    ),
+    "mllama": _mllama,
+}  # fmt: skip
 Text = Mapping[str, Any]
 
 
@@ -156,8 +167,8 @@ def texts(name: str, count: int = 6) -> list[Text]:
         else:
             settings |= {"min_new_tokens": 6 + 4 * i}
         text: Text = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if name == "qwen2.5-vl" and i % 2:
-            text = _picture(text, i)
+        if name in SEEING and i % 2:
+            text = SEEING[name](text, i)
         made.append({**text, "max_new_tokens": 6 + 4 * i, "pad_token_id": 0, **settings})
     return made
 
@@ -182,6 +193,25 @@ def _picture(text: Text, i: int) -> Text:
         "pixel_values": noise,
         "image_grid_thw": torch.tensor([[1, high, wide]]),
     }
+
+
+def _tiles(text: Text, i: int) -> Text:
+    """A picture of one or two tiles before a text of Llama 3.2."""
+    ids = torch.cat([torch.tensor([[_WORDS - 1]]), text["input_ids"]], 1)
+    tiles, shown = 1 + i // 2 % 2, torch.zeros(1, ids.shape[1], 1, 2, dtype=torch.long)
+    shown[..., :tiles] = 1
+    noise = torch.randn(1, 1, 2, 3, 16, 16, generator=torch.Generator().manual_seed(i))
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": noise,
+        "aspect_ratio_ids": torch.tensor([[tiles]]),
+        "aspect_ratio_mask": shown[:, 0],
+        "cross_attention_mask": shown,
+    }
+
+
+SEEING: dict[str, Callable[[Text, int], Text]] = {"qwen2.5-vl": _picture, "mllama": _tiles}
 
 
 def _plan(i: int) -> Text:

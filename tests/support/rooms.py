@@ -20,18 +20,18 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_277),
+    "engine": (13_800, 25_338),
     "schedule": (2_200, 2_200),
-    "fleet": (3_200, 4_012),
-    "worker": (2_500, 3_199),
+    "fleet": (3_200, 4_028),
+    "worker": (2_500, 3_202),
     "server": (5_000, 7_110),
     "compat": (1_300, 2_269),
     "jobs, media": (3_000, 3_995),
     "python, cli, settings": (4_800, 4_800),
-    "others": (4_200, 4_782),
+    "others": (4_200, 4_789),
     "lab": (4_200, 5_443),
     "benchmarks, proof": (7_000, 7_000),
-    "tests": (50_000, 76_446),
+    "tests": (50_000, 76_555),
 }
 
 

@@ -214,10 +214,11 @@ class EngineCore:
         """Seconds per step, and the steps that running requests have left."""
         return LoadReport(
             self.scheduler.step_costs,
+            self.scheduler.text_costs,
             {
-                timeline.request_id: float(timeline.steps - timeline.step)
-                for timeline in (state.timeline for state in self.running.states)
-                if timeline.steps
+                state.request_id: left
+                for state in self.running.states
+                if (left := self.scheduler.steps_left(state)) or state.timeline.steps
             },
             self.loaded.streamer is not None,
             self.scheduler.admission.place_s,

@@ -372,7 +372,9 @@ class Exact(TorchFunctionMode):
 
 
 def is_followed(module: nn.Module) -> bool:
-    """Whether the mode sees a module's operations: those of compiled code bypass it."""
+    """Whether the mode can split a module's operations: those of compiled code bypass it, and
+    experts, which have such an attribute in transformers, compute tokens of any rows together."""
     return not any(
-        is_compiled(part) or isinstance(part, torch.jit.ScriptModule) for part in module.modules()
-    )
+        is_compiled(part) or isinstance(part, torch.jit.ScriptModule)
+        or hasattr(part, "_is_expert_parallel") for part in module.modules()
+    )  # fmt: skip

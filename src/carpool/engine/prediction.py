@@ -11,7 +11,7 @@ from carpool.engine.language.parts import BLOCK, PREFILL, WRITING
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.request import RequestState
 from carpool.request.card import TEXT, Card
-from carpool.request.enhancement import ARGUMENTS
+from carpool.request.enhancement import writer_of
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.compatibility import cost, request_key, resolution, signature
 from carpool.schedule.sweep import step_seconds
@@ -44,7 +44,7 @@ class Predictor:
         self._last_step_call: tuple[CallKind, int] | None = None
         self._calls_a_step = 1.0
         # a token's call, and the usual number of tokens, by what writes them
-        self._texts: dict[Hashable, tuple[CallKind, float]] = {}
+        self._texts: dict[str, tuple[CallKind, float]] = {}
 
     def _kind(self, state: RequestState) -> CallKind:
         """The cost kind of the call that a request is parked on."""
@@ -98,18 +98,37 @@ class Predictor:
 
     def whole_s(self, request: CheckedRequest, written: int = 0) -> float:
         """The predicted work of a request from its start, or after so many tokens of its text."""
-        token, usual = self._texts.get(_writer(request), (None, 0.0))
+        token, usual = self._texts.get(writer_of(request), (None, 0.0))
         tokens = min(request.arguments.get("max_new_tokens") or usual, usual) - written
-        text_s = max(0.0, tokens) * self._costs.baseline_s(token, 1) if token else 0.0
-        steps = self._card.steps(request.arguments) or int(token is None)
+        text_s = max(0.0, tokens) * self._token_s(token) if token else 0.0
+        steps = 0 if request.task.startswith(TEXT) else self._card.steps(request.arguments)
+        return text_s + (steps or int(token is None)) * self._step_s(request)
+
+    def _token_s(self, kind: CallKind) -> float:
+        """Seconds of a text's token: its own code may take longer than the forward."""
+        return self._costs.turn_s(kind, 1, self._costs.baseline_s(kind, 1))
+
+    def _step_s(self, request: CheckedRequest) -> float:
         call = self._step_calls.get(_size(request), self._last_step_call)
-        step_s = self._costs.baseline_s(*call) * self._calls_a_step if call else 1.0
-        return text_s + steps * step_s
+        return self._costs.baseline_s(*call) * self._calls_a_step if call else 1.0
+
+    def steps_left(self, state: RequestState) -> float:
+        """Remaining steps, or tokens of a text; 0 before the first one.
+
+        A text before a drawing counts as the steps that take as long.
+        """
+        line, request = state.timeline, state.request
+        if line.steps or not line.tokens:
+            return float(max(0, line.steps - line.step))
+        token, _ = self._texts.get(writer_of(request), (None, 0.0))
+        is_text = request.task.startswith(TEXT)
+        unit_s = self._token_s(token) if token and is_text else self._step_s(request)
+        return self.whole_s(request, line.tokens) / unit_s
 
     def ended(self, state: RequestState) -> None:
         """Learn from a request that has ended well how many tokens such requests write."""
         if tokens := state.timeline.tokens:
-            writer, kind = _writer(state.request), _kind_of_tokens(f"{state.writer}.generate", 1)
+            writer, kind = writer_of(state.request), _kind_of_tokens(f"{state.writer}.generate", 1)
             _, before = self._texts.get(writer, (kind, tokens))
             self._texts[writer] = kind, before + (tokens - before) / TEXTS
 
@@ -140,6 +159,17 @@ class Predictor:
                 durations[size] = [second * self._calls_a_step for second in seconds]
         return durations
 
+    def text_costs(self, most: int) -> dict[str, tuple[float, list[float]]]:
+        """Usual tokens of texts, and seconds of a token, by number of sharing texts."""
+        texts: dict[str, tuple[float, list[float]]] = {}
+        for writer, (kind, tokens) in list(self._texts.items())[-MAX_SIZES:]:
+            if self._costs.curve(kind).is_empty:  # all was replayed from journals
+                continue
+            forwards_s = step_seconds(self._costs, kind, 1, most_rows=most, most_running=most)
+            turns_s = [self._costs.turn_s(kind, n, s) for n, s in enumerate(forwards_s, 1)]
+            texts[writer] = tokens, turns_s
+        return texts
+
     @property
     def slowdown(self) -> float:
         """Current seconds of work, as a multiple of predicted seconds."""
@@ -148,7 +178,7 @@ class Predictor:
     def is_informed(self, request: CheckedRequest) -> bool:
         """Whether the prediction for a request is more than a guess."""
         is_text, is_drawn = request.task.startswith(TEXT), self._last_step_call is not None
-        return _writer(request) in self._texts if is_text else is_drawn
+        return writer_of(request) in self._texts if is_text else is_drawn
 
     @property
     def is_proven(self) -> bool:
@@ -208,12 +238,6 @@ def unpredicted_call(state: RequestState) -> ParkedCall:
         tenant=request.tenant, user=request.user,
     )  # fmt: skip
     return state.parked
-
-
-def _writer(request: CheckedRequest) -> Hashable:
-    """What decides which language model writes for a request, if any does."""
-    own = [bool(request.arguments.get(name)) for name in ARGUMENTS]
-    return request.task, request.enhance_prompt, *own
 
 
 def _size(request: CheckedRequest) -> RequestSize:

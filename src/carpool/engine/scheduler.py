@@ -66,7 +66,8 @@ class Scheduler:
         self.kind = NO_KIND  # kind of the last chosen forward
         self._sweep_s: float | None = None  # predicted seconds of the sweep; 0: unknown
         self.admission = AdmissionControl(queue, settings, self._predictor, clock)
-        self.prompt_part, self.ended = self._predictor.prompt_part, self._predictor.ended
+        self.prompt_part = self._predictor.prompt_part
+        self.steps_left = self._predictor.steps_left
         self.learning = CostLearning(
             self.costs, self.admission, self._predictor, parts.watch,
             runs_ahead=loaded.device.runs_ahead, streams=self._streamer is not None,
@@ -75,6 +76,7 @@ class Scheduler:
         self._version, self._waiting_s = -1, 0.0
         self.held_s = 0.0  # predicted seconds of work queued upstream
         self.step_costs: dict[RequestSize, list[float]] = {}  # updated at `_reported_s`
+        self.text_costs: dict[str, tuple[float, list[float]]] = {}  # updated as a text ends
         self._reported_s = -inf
         self.wake_s = inf  # the latest time of the next decision
         self._width_reasons: Counter[tuple[str, str]] = Counter()
@@ -236,6 +238,12 @@ class Scheduler:
         if self._sweep_s is not None:
             return self._sweep_s or None
         return self.learning.expected_s(self.kind, sum(rows))
+
+    def ended(self, state: RequestState) -> None:
+        """Learn from a request that has ended well."""
+        if state.timeline.tokens:
+            self._predictor.ended(state)
+            self.text_costs = self._predictor.text_costs(self._settings.max_running)
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards: records the duration of each."""

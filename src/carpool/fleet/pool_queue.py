@@ -7,13 +7,15 @@ import asyncio
 import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from carpool.config import EngineSettings
 from carpool.errors import CarpoolError, DeadlineExceeded
 from carpool.fleet.moves import Move
 from carpool.fleet.router import Router
 from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
-from carpool.request.card import Card
+from carpool.request.card import TEXT, Card
+from carpool.request.enhancement import writer_of
 from carpool.schedule.overload import ENTER, Overload, check_room
 from carpool.schedule.policy import weights
 from carpool.types import CheckedRequest, RequestSize
@@ -60,6 +62,7 @@ class PoolQueue:
         self._settings, self._card, self._is_choice = settings, card, is_choice
         shares = weights(settings.fair_share) if is_choice else None
         self.router = Router(min_gain=settings.min_gain, fair_share=shares, is_choice=is_choice)
+        self._texts: dict[str, tuple[float, list[float]]] = {}  # latest reports, by writer
         self._places_s: dict[int, float] = {}  # predicted seconds until a free place, by worker
         self.requests: dict[int, PoolRequest] = {}  # requests in flight, by number
         self._numbers = itertools.count(1)
@@ -190,8 +193,15 @@ class PoolQueue:
         card = self._card()
         assert card is not None
         size = (request.arguments.get(name) for name in ("width", "height", "num_frames"))
-        kind, steps = self._size(*size), max(1, card.steps(request.arguments))
-        due_s = float("inf") if request.deadline_s is None else now_s + request.deadline_s
+        kind: Hashable = self._size(*size)
+        steps = max(1, card.steps(request.arguments))
+        usual, [token_s, *_] = self._texts.get(writer_of(request), (0.0, [0.0]))
+        tokens = min(request.arguments.get("max_new_tokens") or usual, usual)
+        if request.task.startswith(TEXT):
+            kind, steps = writer_of(request), max(1, round(tokens))
+        else:  # a text before a drawing counts as the steps that take as long
+            steps += round(tokens * token_s / self.router.step_s(kind))
+        due_s = inf if request.deadline_s is None else now_s + request.deadline_s
         about = request.priority, request.tenant, request.user
         return RoutedRequest(next(self._numbers), kind, steps, now_s, due_s, *about)
 
@@ -250,7 +260,7 @@ class PoolQueue:
         return [self.requests[number] for number in self.router.workers[worker].bound]
 
     def reported(self, worker: int, report: protocol.Report) -> float:
-        """Handle a report: seconds of steps, and remaining steps of requests.
+        """Handle a report: seconds of steps and tokens, and remaining steps of requests.
 
         Returns:
             Predicted seconds of its share of the backlog.
@@ -259,6 +269,8 @@ class PoolQueue:
             self._size(cost.width, cost.height, cost.frames): tuple(cost.seconds)
             for cost in report.costs
         }
+        self._texts.update(report.texts)
+        tables |= {writer: tuple(seconds) for writer, (_, seconds) in report.texts.items()}
         self.router.learned(worker, tables, shares_sweeps=report.shares_sweeps)
         rest = report.steps_left
         requests = [entry for entry in self.of(worker) if entry.request_id in rest]

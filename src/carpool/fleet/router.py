@@ -206,6 +206,10 @@ class Router:
         self.bind(self.queue[request], worker)
         return True
 
+    def step_s(self, kind: Hashable) -> float:
+        """Predicted seconds of a step alone; a guess for unknown kinds."""
+        return self._tables.get(kind, UNKNOWN)[0]
+
     def table(self, worker: WorkerLoad, kind: Hashable) -> StepTable:
         """Seconds a step: the worker's own, else any other worker's, else a guess."""
         return worker.tables.get(kind) or self._tables.get(kind) or UNKNOWN
@@ -290,7 +294,7 @@ class Router:
         return work.priority, self._work_s(work)
 
     def _work_s(self, work: RoutedRequest) -> float:
-        return work.steps * self._tables.get(work.kind, UNKNOWN)[0]
+        return work.steps * self.step_s(work.kind)
 
 
 def _row_s(table: StepTable) -> float:

@@ -23,7 +23,7 @@ class RoutedRequest:
 
     request: int  # number in the order of submission
     kind: Hashable = None  # requests of one kind may share denoising forwards
-    steps: int = 1  # denoising steps
+    steps: int = 1  # denoising steps; tokens of a text
     arrived_s: float = 0.0  # the front's clock
     deadline_s: float = inf  # on the same clock
     priority: int = 0  # -10 to 10; higher goes first

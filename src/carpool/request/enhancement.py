@@ -9,6 +9,7 @@ from typing import Any
 
 from carpool.errors import InvalidValue, UnsupportedParameter
 from carpool.request.card import Card, Task
+from carpool.types import CheckedRequest
 
 NAME = "enhance_prompt"
 REWRITER = "prompt_rewriter"  # component: the server's own
@@ -75,6 +76,12 @@ def check_enhancement(
         return False
     arguments[name] = yes if is_wanted else no
     return False
+
+
+def writer_of(request: CheckedRequest) -> str:
+    """Identifies the kind of text that is written for a request, if any: its length is learned."""
+    own = [name for name in ARGUMENTS if request.arguments.get(name)]
+    return " ".join([request.task, *own, *([NAME] if request.enhance_prompt else [])])
 
 
 def enhancer_of(components: Mapping[str, Any], parameters: Collection[str]) -> str:

@@ -130,7 +130,7 @@ class Continuous:
     def _packed(self, calls: Sequence[ParkedCall], denoise: Choice | None) -> Choice:
         """Tokens share forwards of any width; prompts join for the time of the step that waits."""
         first, seconds = calls[0], self.costs.baseline_s
-        most_s = inf if denoise is None else self._baseline_s(denoise)
+        most_s = inf if denoise is None else self._baseline_s(denoise.calls)
         ends = accumulate([call.rows for call in calls])
         fit = [
             n for call, n in zip(calls, ends, strict=True) if n <= first.max_rows
@@ -162,8 +162,8 @@ class Continuous:
                 self._starvation.is_late(first)
             ):
                 return False
-        spent_s = self._spent_s[first.phase]
-        return not spent_s or spent_s + self._baseline_s(side) <= self._baseline_s(denoise)
+        spent_s, most_s = self._spent_s[first.phase], self._baseline_s(denoise.calls)
+        return not spent_s or spent_s + self._baseline_s(side.calls) <= most_s
 
     def _grouped(
         self, calls: Sequence[ParkedCall], now_s: float
@@ -284,9 +284,10 @@ class Continuous:
             forward_s = curve.hoped_s(rows) if is_hope else curve.seconds(rows)
             yield rows, self.costs.turn_s(kind, calls, forward_s)
 
-    def _baseline_s(self, choice: Choice) -> float:
-        rows = sum([call.rows for call in choice.calls])
-        return self.costs.baseline_s(choice.calls[0].kind, rows)
+    def _baseline_s(self, calls: Sequence[ParkedCall]) -> float:
+        """Seconds of a turn: texts' own code may take longer than their forward."""
+        kind, rows = calls[0].kind, sum([call.rows for call in calls])
+        return self.costs.turn_s(kind, len(calls), self.costs.baseline_s(kind, rows))
 
     def _note(
         self,
@@ -309,7 +310,7 @@ class Continuous:
                 others = {call.request for call in parked if call.key == leader.key}
                 self._behind = self._cohort & others - numbers
         else:
-            self._spent_s[leader.phase] += self._baseline_s(choice)
+            self._spent_s[leader.phase] += self._baseline_s(choice.calls)
             self._is_prompts_turn = leader.is_token
         if self._shares is not None:
             # weight copies serve the whole sweep: no tenant pays for them

@@ -113,8 +113,7 @@ class Costs:
 
     def overhead_s(self, kind: CallKind, calls: int) -> float:
         """Baseline seconds of a turn of `calls` calls without its forward."""
-        turns = self._turns.get(kind)
-        return turns.seconds(calls) if turns is not None else 0.0
+        return turns.seconds(calls) if (turns := self._turns.get(kind)) else 0.0
 
     def turn_s(self, kind: CallKind, calls: int, forward_s: float) -> float:
         """Baseline seconds of a turn of `calls` calls with a forward of `forward_s`."""

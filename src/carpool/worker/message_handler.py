@@ -183,6 +183,7 @@ class MessageHandler:
             load.shares_sweeps,
             load.place_s,
             dict(load.private),
+            dict(load.text_costs),
         )
 
     def _send_ready(self) -> None:

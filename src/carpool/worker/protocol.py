@@ -205,10 +205,12 @@ class Report(msgspec.Struct, array_like=True):
     """The state of a worker, for the front's router."""
 
     costs: list[StepCost]
-    steps_left: dict[str, float]  # remaining steps of running requests, by id
+    steps_left: dict[str, float]  # remaining steps of running requests, or tokens, by id
     shares_sweeps: bool = False  # streamed weights: requests of all sizes share every step
     place_s: float | None = None  # predicted until the next request can start; None: unknown
     private: dict[str, str] = {}  # reasons for private rides, by task
+    # by writer (see `writer_of`): a text's usual tokens, and a token's seconds by sharing texts
+    texts: dict[str, tuple[float, list[float]]] = {}
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from carpool.engine.language.parts import BLOCK
+from carpool.engine.request import RequestState
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.views import CallKind
 from carpool.types import Request
@@ -97,8 +98,18 @@ class Stepping(Author):
     scheduler = SimpleNamespace(timesteps=range(400))
 
 
-def test_a_drawing_waits_about_a_step_of_its_own_while_prompts_are_read() -> None:
-    clock, step_s = VirtualClock(), 0.045
+@pytest.mark.parametrize("own_s", [0.0, 0.004])
+def test_a_drawing_waits_about_a_step_of_its_own_while_others_write(
+    own_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writers' own code, too: choosing six tokens may take longer than their forward."""
+    clock, step_s, resume = VirtualClock(), 0.045, RequestState.resume
+
+    def resumed(state: RequestState, *args: Any, **kwargs: Any) -> Any:
+        clock.pass_by(own_s if state.timeline.phase == "encode" else 0.0)
+        return resume(state, *args, **kwargs)
+
+    monkeypatch.setattr(RequestState, "resume", resumed)
     with driving(reading("llama", Stepping), clock=clock, mode="continuous") as drive:
         run = (fuser := drive.engine.runner.fuser).run
 

@@ -13,6 +13,7 @@ from support.engine_driver import Drive, Recorder, driving
 from support.language import MODELS, Author, Exactly, author
 
 PACKED = [name for name in MODELS if name not in {"glm", "qwen3.5", "t5"}]
+PACKED += ["deepseek3"]
 LENGTHS = (1, 15, 16, 17, 100, 33, 33)  # tokens; the last two are the same prompt
 
 

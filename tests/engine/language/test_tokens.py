@@ -9,10 +9,11 @@ import torch
 
 from carpool.errors import Cancelled, DeadlineExceeded, PipelineFailed
 from support.engine_driver import CLOSE, Recorder, VirtualClock, driving, gap
-from support.language import MODELS, Author, Exactly, alone, author
+from support.language import MODELS, OTHERS, Author, Exactly, alone, author
 from support.watchdog import watching
 
-ALONE = {"qwen3.5", "t5"}  # linear attention; a decoder that reads an encoder
+# linear attention or state spaces; decoders that read an encoder, or pictures
+ALONE = {"qwen3.5", "t5", "bamba", "jamba", "bart", "mllama"}
 SEEDS = (11, 12, 13, 14, 15, 16)
 
 
@@ -24,7 +25,7 @@ def check(name: str, number: int, recorder: Recorder, seed: int) -> None:
     assert gap(recorder.image, expected["images"]) <= CLOSE
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *OTHERS])
 def test_texts_in_company_are_those_written_alone(name: str) -> None:
     pipe = author(name)
     pipe.texts.append({"input_ids": torch.zeros(1, 0, dtype=torch.long)})
@@ -95,6 +96,27 @@ def test_a_text_goes_on_beside_full_forwards_of_requests_that_draw() -> None:
     assert methods[:40].count("generate") == 20  # a token after each step, to its end
 
 
+def test_a_report_tells_how_long_texts_are_and_what_is_left_of_those_in_progress() -> None:
+    with driving(author("llama", 4), clock=(clock := Ticking())) as drive:
+        drive.submit("3", seed=1, num_inference_steps=5)
+        drive.finish()
+        clock.pass_by(2.0)  # until the next report
+        drive.submit("3", seed=1, num_inference_steps=5, request_id="writing")
+        drive.turn(8)
+        report = drive.engine.load_report()
+        written = drive.engine.running.states[0].timeline.tokens
+        drive.turn(4)
+        later = drive.engine.load_report().steps_left["writing"]
+
+    [(tokens, seconds)] = report.text_costs.values()
+    assert (list(report.text_costs), tokens) == (["text-to-image"], 18)
+    assert seconds[0] < seconds[3] < 4 * seconds[0]
+    [step_s] = [seconds[0] for seconds in report.step_costs.values()]
+    left = report.steps_left["writing"]
+    assert left == pytest.approx(5 + (18 - written) * seconds[0] / step_s, rel=0.1)
+    assert left > later
+
+
 @pytest.mark.parametrize("error", [Cancelled, DeadlineExceeded])
 def test_a_request_that_is_cancelled_or_too_late_in_a_text_writes_no_more(error: type) -> None:
     clock = VirtualClock()
@@ -162,7 +184,7 @@ def test_the_watchdog_finds_what_cannot_be_split(name: str, *, is_split: bool) -
         drive.finish()
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ALONE])
+@pytest.mark.parametrize("name", [*MODELS, *OTHERS])
 def test_in_exact_numerics_logits_are_those_alone_to_the_bit(name: str) -> None:
     def made() -> Exactly:
         pipe = author(name, 4)
@@ -178,5 +200,6 @@ def test_in_exact_numerics_logits_are_those_alone_to_the_bit(name: str) -> None:
         expected = made()(str(number))
         assert torch.equal(recorder.image, expected["images"])
         assert torch.equal(recorder.outcome.fields["text"], expected["text"])
-    is_followed = name != "gpt2"  # its layers fold rows in a product that is not taken apart
+    # GPT-2's layers fold rows in a product that is not taken apart; DeepSeek has experts
+    is_followed = name not in {*ALONE, "gpt2", "deepseek2", "deepseek3"}
     assert (drive.widest("text_encoder", "generate") == 4) == is_followed

@@ -15,6 +15,7 @@ from carpool.engine.group.load import load
 from carpool.engine.model.rewriter import instructed
 from carpool.errors import Cancelled
 from support.engine_driver import CLOSE, driving, gap
+from support.newcomers import NEWCOMERS
 from support.tiny.ernie import ernie
 from support.tiny.flux2 import flux2
 from support.tiny.ltx2 import ARGUMENTS, gemma3, ltx2, processor
@@ -67,6 +68,17 @@ def looking_at_conditions() -> Any:
     return looking(diffusers.LTX2ConditionPipeline)
 
 
+def improving_in_context() -> Any:
+    return looking(diffusers.LTX2InContextPipeline)
+
+
+def improving_between_frames() -> Any:
+    make, _ = NEWCOMERS["LTX2DFRPipeline"]
+    pipe = make()
+    pipe.register_modules(processor=processor())
+    return pipe
+
+
 def rewriting() -> diffusers.LongCatImagePipeline:
     processor = reader(qwen2_tokenizer())
     parts = components("LongCatImagePipeline", without=("text_processor",))
@@ -111,10 +123,13 @@ def captioning_in_blocks() -> Any:
     return blocks_of(diffusers.Ideogram4ModularPipeline(), captioning())
 
 
+WRITTEN = {
+    "enable_prompt_enhancement": True, "system_prompt": "improve", "prompt_max_new_tokens": 12,
+}  # fmt: skip
 SQUARE = {"height": 64, "width": 64}
 CAPTION = {**SQUARE, "prompt_upsampling": True, "max_sequence_length": 40, "num_inference_steps": 1}
 SLOW = {improving, improving_in_blocks, captioning_in_blocks}
-SLOW |= {looking_in_blocks, looking_at_conditions}
+SLOW |= {looking_in_blocks, looking_at_conditions, improving_in_context}
 SEEN = Image.linear_gradient("L").resize((40, 32)).convert("RGB")
 MADE: dict[Callable[[], Any], tuple[dict[str, Any], str]] = {
     enhancing: ({"height": 32}, "pe"),
@@ -127,8 +142,7 @@ MADE: dict[Callable[[], Any], tuple[dict[str, Any], str]] = {
     ),
     improving: (
         {
-            **ARGUMENTS["ltx2"], "enable_prompt_enhancement": True, "system_prompt": "improve",
-            "prompt_max_new_tokens": 12,
+            **ARGUMENTS["ltx2"], **WRITTEN,
         },
         "text_encoder",
     ),
@@ -150,6 +164,11 @@ MADE: dict[Callable[[], Any], tuple[dict[str, Any], str]] = {
 
 MADE[looking] = {**MADE[improving][0], "image": SEEN, "image_crf": 0}, "text_encoder"
 del MADE[looking][0]["system_prompt"]
+MADE[improving_in_context] = MADE[improving]
+MADE[improving_between_frames] = (
+    {**NEWCOMERS["LTX2DFRPipeline"][1], **WRITTEN},
+    "text_encoder",
+)
 seen: dict[str, Any] = {"conditions": [LTX2VideoCondition(SEEN, 0, 1.0, 0)]}
 MADE[looking_at_conditions] = {**MADE[improving][0], **seen}, "text_encoder"
 MADE[improving_in_blocks] = dict(MADE[improving][0]), "prompt_enhancer"
@@ -183,7 +202,8 @@ def test_pictures_of_written_prompts_are_those_drawn_alone(made: Callable[[], An
         return pipe
 
     own, component = MADE[made]
-    arguments = {"num_inference_steps": 2, **own, "output_type": "latent"}
+    steps = {} if made is improving_between_frames else {"num_inference_steps": 2}
+    arguments = {**steps, **own, "output_type": "latent"}
     sizes = [{"width": 32 + 32 * (number % 2)} for number in range(4)]
     if "width" in own:
         sizes = [{}] * 4

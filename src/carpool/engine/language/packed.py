@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ class Decoder:
         self._config: Any = module.config
         configs = {id(c): c for part in module.modules() if (c := getattr(part, "config", None))}
         self._configs = list(configs.values())
+        self._latent = [part for part in module.modules() if hasattr(type(part), "expand_kv")]
 
     def __call__(self, *, past_key_values: Any, **arguments: Any) -> Any:
         parts = past_key_values if isinstance(past_key_values, list) else [past_key_values]
@@ -84,9 +86,18 @@ class Decoder:
             for config, implementation in zip(self._configs, before, strict=True):
                 undo.callback(setattr, config, "_attn_implementation_internal", implementation)
                 config._attn_implementation_internal = NAME
+            for part in self._latent:
+                undo.callback(delattr, part, "expand_kv")
+                vars(part)["expand_kv"] = partial(_expanded, part.expand_kv)
             if has_axes and torch._C._len_torch_function_stack():  # exact numerics
                 undo.enter_context(_rotating_by_row(self._module))
             yield
+
+
+def _expanded(expand: Callable[..., Any], latents: Any, rotated: Any) -> Any:
+    """Keys and values of each text, of latents in its cache, as DeepSeek's layers make them."""
+    with torch._C.DisableTorchFunction():  # each row already runs as alone
+        return tuple(zip(*map(expand, latents, rotated), strict=True))
 
 
 def _by_text(value: Any) -> Any:
