@@ -55,7 +55,7 @@ class Decoder:
         self._config: Any = module.config
         configs = {id(c): c for part in module.modules() if (c := getattr(part, "config", None))}
         self._configs = list(configs.values())
-        self._latent = [part for part in module.modules() if hasattr(type(part), "expand_kv")]
+        self._latent: list[Any] = [x for x in module.modules() if hasattr(type(x), "expand_kv")]
 
     def __call__(self, *, past_key_values: Any, **arguments: Any) -> Any:
         parts = past_key_values if isinstance(past_key_values, list) else [past_key_values]

@@ -1,6 +1,5 @@
 """Denoisers of video models."""
 
-
 from carpool.engine.specs.own import Own
 from carpool.engine.specs.padding import Pad
 from carpool.engine.specs.rules import (
