@@ -182,7 +182,8 @@ async def test_too_many_and_too_long_and_too_late_are_refused_at_the_front() -> 
 
 async def test_texts_are_predicted_at_the_front_by_what_their_writers_wrote() -> None:
     stage = await ready()
-    chat, rewriting = {"task": TEXT}, {"enhance_prompt": True}
+    chat: Any = {"task": TEXT}
+    rewriting: Any = {"enhance_prompt": True}
     await stage.submit("first", deadline_s=0.01, **chat)  # nothing is known of texts yet
     assert stage.all() == ["first"]
     texts = {TEXT: (20.0, [0.5, 0.6]), "text-to-image enhance_prompt": (30.0, [0.1])}
