@@ -333,16 +333,6 @@ def test_tables_have_as_many_columns_as_heads() -> None:
     assert table(["a", "b"], [["x", 1]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
 
 
-def test_every_promise_names_tests_that_exist() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if "::" in line]
-    named = [re.findall(r"`((?:\w+/)*test_\w+\.py)::(test_\w+)`", row) for row in rows]
-
-    assert all(named)
-    for name, test in (pair for pairs in named for pair in pairs):
-        text = (ROOT / "tests" / name).read_text()
-        assert re.search(rf"^(async )?def {test}\(", text, re.MULTILINE), f"{name}::{test}"
-
-
 @pytest.mark.parametrize(
     "name",
     ["fuzz", "chaos", "chaos-fleet", "chaos-ray", "long-jobs", "soak", "soak-fleet", "overload"],

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -505,28 +505,3 @@ def test_sizes_take_turns_and_neither_starves(costs: Costs) -> None:
     longest = max(len(list(same)) for _, same in itertools.groupby(sizes))
     assert longest <= MAX_OVERTAKEN + 8
     assert len(set(sizes)) == 2
-
-
-@pytest.mark.parametrize("kinds", [(SMALL, SMALL), (SMALL, LARGE)])
-def test_tenants_with_full_lines_are_served_by_their_weights(
-    kinds: tuple[CallKind, CallKind],
-) -> None:
-    policy = Continuous(SLOW, fair_share={"a": 2.0, "b": 1.0})
-
-    choices = always_full(policy, {("a", kinds[0]): 5, ("b", kinds[1]): 5}, turns=900)
-
-    served_s: dict[str, float] = defaultdict(float)
-    for choice in choices:
-        for call in choice.calls:
-            served_s[call.tenant] += SLOW.seconds(call.kind, 1)
-    assert served_s["a"] / served_s["b"] == pytest.approx(2.0, rel=0.1)
-
-
-def test_a_tenant_who_was_away_has_saved_nothing_up() -> None:
-    policy = Continuous(SLOW, fair_share={})
-    always_full(policy, {("a", SMALL): 5}, turns=500)
-
-    choices = always_full(policy, {("a", SMALL): 5, ("b", SMALL): 5}, turns=100)
-
-    served = Counter(call.tenant for choice in choices for call in choice.calls)
-    assert served["a"] == pytest.approx(served["b"], rel=0.1)

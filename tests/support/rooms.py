@@ -31,7 +31,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_789),
     "lab": (4_200, 5_443),
     "benchmarks, proof": (7_000, 7_000),
-    "tests": (50_000, 76_556),
+    "tests": (50_000, 76_489),
 }
 
 

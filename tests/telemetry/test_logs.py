@@ -125,14 +125,6 @@ def test_a_refused_request_says_its_code_and_its_reason(lines: list[dict[str, An
     assert f" error=unknown_parameter reason={line['reason']}" in line["message"]
 
 
-def test_a_refused_prompt_is_not_in_its_reason(lines: list[dict[str, Any]]) -> None:
-    asked(json.dumps({"prompt": {"is": PROMPT}}))
-
-    [line] = lines
-    assert (line["status"], line["error"]) == (400, "invalid_value")
-    assert PROMPT not in json.dumps(line)
-
-
 def test_whatever_is_logged_for_a_request_says_which(
     lines: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,17 +105,6 @@ def test_the_five_commonest_rejects_are_named_with_their_numbers() -> None:
     assert line.endswith("top_rejects=b=6, c=5, d=4, e=3, config_cap:4=2")
 
 
-def test_a_lone_request_of_many_outputs_is_not_merged_and_fills_no_more_than_its_cap() -> None:
-    dispatches = Dispatches()
-
-    [line] = dispatches.record(9, 4, 8, 0.0, "config_cap:4", {}, requests=1)
-
-    assert "requests=1, outputs=9/4, user_max_outputs=8" in line
-    summary = dispatches.summary()
-    assert (summary["requests"], summary["outputs"], summary["merged_rate"]) == (1, 9, 0.0)
-    assert (summary["full_rate"], summary["utilization"]) == (1.0, 1.0)
-
-
 def test_reasons_are_counted_by_kind_so_that_there_are_few() -> None:
     dispatches = Dispatches()
     for most in range(7):

@@ -215,15 +215,6 @@ def test_a_failed_life_is_an_error_and_a_cancelled_one_is_not() -> None:
         assert (whole.status.status_code == StatusCode.ERROR) is is_error
 
 
-def test_no_span_repeats_the_prompt() -> None:
-    spans = Spans()
-    with spans.tracing.request({}, "req-9"):
-        tracing.asked("flux", [7], "image")
-    spans.tracing.ended("", JOB, LIFE)
-
-    assert "wish" not in "".join(span.to_json() for span in spans.all().values())
-
-
 def test_without_a_provider_nothing_is_written_and_nothing_carried() -> None:
     off = Tracing()
     with off.request({"traceparent": TRACEPARENT}, "req-9"):
