@@ -39,12 +39,13 @@ class Users:
         await settle()
 
     async def _use(self, name: str, cost: int) -> None:
-        async with self.slots.hold(name[0], cost):
-            self.holding.append(name)
-            try:
-                await self.told[name].wait()
-            finally:
-                self.holding.remove(name)
+        await self.slots.acquire(name[0], cost)
+        self.holding.append(name)
+        try:
+            await self.told[name].wait()
+        finally:
+            self.holding.remove(name)
+            self.slots.release(name[0], cost)
 
 
 async def test_tenants_take_turns_however_much_one_of_them_asks_for() -> None:

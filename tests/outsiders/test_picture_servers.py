@@ -9,10 +9,9 @@ import pytest
 
 from carpool.errors import InvalidValue, RateLimited
 from carpool.media import fetch_url
-from carpool.media.executors import FairExecutor
+from carpool.media.executors import FairExecutor, on_this_loop, run_apart
 from carpool.media.fetch_url import fetch
 from carpool.media.reader import ImageIntake, PictureReader
-from carpool.media.thread_loop import on_this_loop, run_apart
 from support.pictures import png
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: image/png\r\n"

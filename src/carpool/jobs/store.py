@@ -35,13 +35,14 @@ from carpool.jobs.database import (
     End,
     JobState,
     Record,
+    note_uptime,
     record_of,
+    resume_time,
     wants_room,
 )
 from carpool.jobs.job_files import JobFiles
 from carpool.jobs.outbox import Outbox
 from carpool.jobs.state_folder import ScratchFolder, StateFolder
-from carpool.jobs.uptime import note_uptime, resume_time
 
 _COLUMNS_OF_ENDS = ("error", "warnings", "timings", "skipped_steps", "settings")
 _FULL_AGAIN_S = 10.0  # retry hint if too many jobs wait

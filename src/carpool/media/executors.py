@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import contextvars
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from typing import TypeVar
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -32,15 +33,6 @@ class FairSemaphore:
         self._held: Counter[str] = Counter()  # slots by tenant
         self._cost = 0  # total cost of all holders
         self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}  # in order of turns
-
-    @asynccontextmanager
-    async def hold(self, tenant: str, cost: int = 0) -> AsyncIterator[None]:
-        """Hold a slot for the block."""
-        await self.acquire(tenant, cost)
-        try:
-            yield
-        finally:
-            self.release(tenant, cost)
 
     async def acquire(self, tenant: str, cost: int = 0) -> None:
         """Wait for a slot. A cancelled caller gets none."""
@@ -139,3 +131,43 @@ class FairExecutor:
 
         future.add_done_callback(ended)
         return await asyncio.wrap_future(future)
+
+
+async def run_apart(
+    executor: FairExecutor, tenant: str, work: Callable[[], Coroutine[Any, Any, T]]
+) -> T:
+    """Run a coroutine on an event loop of its own, in a thread: it can block only that loop.
+
+    It runs at this tenant's turn, and is cancelled with its caller.
+    """
+    is_given_up, stop = False, None
+
+    async def run() -> T:
+        nonlocal stop
+        task = asyncio.current_task()
+        assert task is not None
+        stop = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+        if is_given_up:
+            raise asyncio.CancelledError
+        return await work()
+
+    try:
+        return await executor.run(tenant, lambda: asyncio.run(run()))
+    except asyncio.CancelledError:
+        is_given_up = True
+        if stop is not None:
+            with contextlib.suppress(RuntimeError):  # its loop has stopped
+                stop()
+        raise
+
+
+def on_this_loop(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Awaitable[T]]:
+    """Wrap a function for callers on other loops: it still runs on the current loop."""
+    loop = asyncio.get_running_loop()
+
+    @wraps(call)
+    async def called(*args: P.args, **options: P.kwargs) -> T:
+        future = asyncio.run_coroutine_threadsafe(call(*args, **options), loop)
+        return await asyncio.wrap_future(future)
+
+    return called

@@ -17,8 +17,7 @@ from PIL import Image
 from carpool.errors import InvalidValue, UnsupportedParameter
 from carpool.media import fetch_url, uploads
 from carpool.media.container import Container
-from carpool.media.executors import FairExecutor
-from carpool.media.thread_loop import on_this_loop, run_apart
+from carpool.media.executors import FairExecutor, on_this_loop, run_apart
 from carpool.media.uploads import DATA_URL, MOST_BYTES, Mode
 from carpool.request.images import Size
 

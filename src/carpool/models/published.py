@@ -20,24 +20,18 @@ class Published:
     files: dict[str, str]  # by component, without `.pth`; int8 files end in `-quant`
 
 
-_WAN = "Wan-AI/Wan2."
+_EXPERTS = {"transformer": "-high", "transformer_2": "-low"}
 PUBLISHED = {
-    "TurboDiffusion/TurboWan2.1-T2V-1.3B-480P": Published(
-        f"{_WAN}1-T2V-1.3B-Diffusers", {"transformer": "TurboWan2.1-T2V-1.3B-480P"}
-    ),
-    "TurboDiffusion/TurboWan2.1-T2V-14B-480P": Published(
-        f"{_WAN}1-T2V-14B-Diffusers", {"transformer": "TurboWan2.1-T2V-14B-480P"}
-    ),
-    "TurboDiffusion/TurboWan2.1-T2V-14B-720P": Published(
-        f"{_WAN}1-T2V-14B-Diffusers", {"transformer": "TurboWan2.1-T2V-14B-720P"}
-    ),
-    "TurboDiffusion/TurboWan2.2-I2V-A14B-720P": Published(
-        f"{_WAN}2-I2V-A14B-Diffusers",
-        {
-            "transformer": "TurboWan2.2-I2V-A14B-high-720P",
-            "transformer_2": "TurboWan2.2-I2V-A14B-low-720P",
-        },
-    ),
+    f"TurboDiffusion/Turbo{wan}-{size}": Published(
+        f"Wan-AI/{wan}-Diffusers",
+        {component: f"Turbo{wan}{expert}-{size}" for component, expert in experts.items()},
+    )
+    for wan, size, experts in (
+        ("Wan2.1-T2V-1.3B", "480P", {"transformer": ""}),
+        ("Wan2.1-T2V-14B", "480P", {"transformer": ""}),
+        ("Wan2.1-T2V-14B", "720P", {"transformer": ""}),
+        ("Wan2.2-I2V-A14B", "720P", _EXPERTS),
+    )
 }
 SHAPES = {
     "tencent/Hunyuan3D-2": "hunyuan3d-dit-v2-0",

@@ -59,10 +59,7 @@ class _ErrorResponse(JSONResponse):
     """JSON that accepts lone surrogates: a message may quote a client's "\\ud800"."""
 
     def render(self, content: Any) -> bytes:
-        try:
-            return super().render(content)
-        except UnicodeEncodeError:
-            return json.dumps(content).encode()
+        return json.dumps(content).encode()
 
 
 def _allowed(request: Request) -> list[str]:

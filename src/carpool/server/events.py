@@ -152,7 +152,7 @@ class Events(JobListener):
         while True:
             if (status := self._status()) != status_sent:
                 status_sent = status
-                self._send_all(status)
+                self._send(None, status)
             if count % STATISTICS_EVERY == 0 and (asking is None or asking.done()):
                 asking = asyncio.create_task(self._send_statistics())
             progress, self._progress = self._progress, {}
@@ -177,7 +177,7 @@ class Events(JobListener):
                 about["held"] = held_work["requests"]
             counts = worker.statistics
             fields = {key: counts[key] for key in SHOWN_STATISTICS if key in counts}
-            self._send_all(_event("stats", about | fields))
+            self._send(None, _event("stats", about | fields))
 
     def _status(self) -> bytes:
         status = {"status": self._backend.state, "model": self._observer.model}
@@ -256,13 +256,10 @@ class Events(JobListener):
         if self._viewers:
             self._send(record.owner, _event("job", {"id": record.id, "status": status, **extra}))
 
-    def _send_all(self, event: bytes) -> None:
+    def _send(self, owner: str | None, event: bytes) -> None:
+        """Send an event to the viewers of an owner; None: to all."""
         for viewer in self._viewers:
-            viewer.put(event)
-
-    def _send(self, owner: str, event: bytes) -> None:
-        for viewer in self._viewers:
-            if viewer.owner == owner:
+            if owner in (None, viewer.owner):
                 viewer.put(event)
 
 

@@ -3,13 +3,16 @@
 Routes and dialects parse it (`requests.parse_image_request`); `responses/` runs and answers it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import base64
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from carpool import media
 from carpool.errors import InvalidValue, UnsupportedParameter
+from carpool.media.metadata import without_prompts
 from carpool.request.expand import fanned_out, grouped, prompts_in
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import size_of
@@ -22,7 +25,7 @@ from carpool.server.bodies import schema
 from carpool.server.bodies.named_pictures import pictures_in
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
-from carpool.worker import encoding, protocol
+from carpool.worker import protocol
 
 WITHOUT_EFFECT = {  # rules of fields that some kinds of answers leave without effect
     "output_compression": "is only for jpeg and webp: leave it out",
@@ -35,6 +38,16 @@ Settings = Mapping[str, Any]
 WorkKind = Literal["image_generation", "image_edit"]
 WriteEvent = Callable[["ParsedImageRequest", int, protocol.Preview | protocol.Done, int], bytes]
 """Writes an event. Arguments: request, number of the picture, update, previews before it."""
+
+StoreFile = Callable[[bytes, str], str]
+"""Stores a file of a format; returns its URL. Runs on a thread."""
+
+RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+def encoded(file: bytes) -> str:
+    """Encode a file as base64."""
+    return base64.b64encode(file).decode()
 
 
 @dataclass
@@ -125,6 +138,10 @@ class ParsedImageRequest:
             raise UnsupportedParameter(f"{name} {WITHOUT_EFFECT[name]}", param=name)
 
     @property
+    def is_streamed(self) -> bool:
+        return bool(self.body.stream)
+
+    @property
     def inputs(self) -> list[Any]:
         """The input pictures."""
         arguments = self.requests[0].arguments
@@ -178,7 +195,39 @@ class ParsedImageRequest:
             total_tokens=text + image_tokens + output_tokens,
         )
 
-    def pack(self) -> None:
-        """Serialize its input pictures for the worker. Blocks: call it on a thread."""
-        for picture in self.inputs:
-            encoding.pack(picture)
+    async def answer(
+        self, outputs: Sequence[protocol.Done], *, link: StoreFile, run: RunInThread
+    ) -> schema.ImagesResponse:
+        """The answer with all pictures.
+
+        Args:
+            link: for `response_format` "url".
+            run: runs the encoding of each picture on a thread.
+        """
+        is_link = self.body.response_format == "url"
+
+        def image(number: int, output: protocol.Done) -> schema.Image:
+            file = self.file(number, output.pictures[0], output.settings)
+            return schema.Image(
+                b64_json=None if is_link else encoded(file),
+                url=link(file, self.format) if is_link else None,
+                seed=output.seed,
+                skipped_steps=output.skipped_steps or None,
+                revised_prompt=output.settings.get("revised_prompt"),
+            )
+
+        first = outputs[0].pictures[0]
+        return schema.ImagesResponse(
+            created=int(time.time()),
+            data=[await run(partial(image, *entry)) for entry in enumerate(outputs)],
+            model=self.model.id,
+            size=f"{first.width}x{first.height}",
+            quality=self.quality,
+            output_format=self.format,
+            safety_identifier=self.user,
+            timings=max((output.timings for output in outputs), key=lambda times: times.total_s),
+            usage=self.usage([output.usage for output in outputs]),
+            warnings=list(dict.fromkeys(text for part in outputs for text in part.warnings))
+            or None,
+            settings=without_prompts(outputs[0].settings) or None,
+        )

@@ -101,7 +101,8 @@ class Observer(JobListener):
 
     def drew(self, model: str, images: int, usage: schema.UsageBody) -> None:
         """Count the pictures and tokens of an answer."""
-        self._metrics.drew(model, images)
+        if images:
+            self._metrics.drew(model, images)
         tracing.used(usage.input_tokens, usage.output_tokens)
 
     def answered(self, model: str, endpoint: str, status: int, duration_s: float) -> None:

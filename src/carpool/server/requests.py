@@ -15,7 +15,7 @@ from carpool.media.reader import ImageIntake
 from carpool.request.card import Card
 from carpool.server.bodies import forms, schema
 from carpool.server.bodies.input_images import edit_images, edit_task, reference_images
-from carpool.server.bodies.named_pictures import check_count, decoded, digests_of, taken
+from carpool.server.bodies.named_pictures import check_count, decoded, taken
 from carpool.server.image_request import ParsedImageRequest
 from carpool.server.openai_fields import video_request
 from carpool.server.state import AuthenticatedRequest, Needs, ServedModel
@@ -79,52 +79,38 @@ async def parse_image_request(
         body = translated(context, body, model.card)
         form = forms.Form(nested=taken(body.model_extra or {}, model.card))
     image_request = ParsedImageRequest(model, body, context.client)
-    if form.nested:
-        check_count(form.nested)
-        intake = context.intake(image_request.outputs)
-        image_request.digests = await context.unless_disconnected(digests_of(form.nested, intake))
-        reading = decoded(form.nested, model.card, intake, forms.url_of)
-        image_request.pictures = await context.unless_disconnected(reading)
+    if not (task or form.images or form.nested):
+        return image_request
+    check_count(form.nested)
+    intake = context.intake(image_request.outputs)
+    image_request.digests = await context.unless_disconnected(intake.run(form.digests))
+    reading = decoded(form.nested, model.card, intake, forms.url_of)
+    image_request.pictures = await context.unless_disconnected(reading)
     if task or form.images:
         image_request.kind = "image_generation" if task == "variation" else "image_edit"
         if "image" not in image_request.pictures:
-            await _read_images(context, image_request, form, has_mask=mask is not None)
-            await _fit(context, image_request, size, mask)
+            await context.unless_disconnected(_read(image_request, form, intake, size, mask))
     return image_request
 
 
-async def _read_images(
-    context: AuthenticatedRequest,
+async def _read(
     image_request: ParsedImageRequest,
     form: forms.Form,
-    *,
-    has_mask: bool,
-) -> None:
-    """Read the pictures to be redrawn."""
-    card, is_variation = image_request.model.card, image_request.kind == "image_generation"
-    task = edit_task(card, form, is_variation=is_variation, has_mask=has_mask)
-    intake = context.intake(image_request.outputs)
-    digests = await context.unless_disconnected(intake.run(form.digests))
-    image_request.digests = digests + image_request.digests
-    reading = edit_images(card, task, form, image_request.body, intake)
-    image_request.pictures |= await context.unless_disconnected(reading)
-
-
-async def _fit(
-    context: AuthenticatedRequest,
-    image_request: ParsedImageRequest,
+    intake: ImageIntake,
     size: tuple[int, int] | None,
     mask: MakeMask | None,
 ) -> None:
-    """Resize the first picture, and read its mask."""
-    pictures, intake = image_request.pictures, context.intake(image_request.outputs)
+    """Read the pictures to be redrawn; resize the first one, and make its mask."""
+    card, is_variation = image_request.model.card, image_request.kind == "image_generation"
+    task = edit_task(card, form, is_variation=is_variation, has_mask=mask is not None)
+    pictures = image_request.pictures
+    pictures |= await edit_images(card, task, form, image_request.body, intake)
     image = pictures["image"]
     first, *rest = image if isinstance(image, list) else [image]
     if size is not None and first.size != size:
-        first = await context.unless_disconnected(intake.run(partial(first.resize, size)))
+        first = await intake.run(partial(first.resize, size))
     if mask is not None:
-        making = mask(intake, first)
-        pictures["mask_image"], first = await context.unless_disconnected(making)
+        pictures["mask_image"], first = await mask(intake, first)
     pictures["image"] = [first, *rest] if rest else first
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from fastapi import Request
 from fastapi.security import HTTPBearer
+from pydantic import BaseModel
 from starlette.types import Receive
 
 from carpool.config import ServeSettings
@@ -40,9 +41,6 @@ T = TypeVar("T")
 Needs = Literal["ready", "restarting", "loaded"]
 """Needed state of a model's worker: see `AppState.model`."""
 PARSED_INLINE_BYTES = 64 << 10  # larger JSON is parsed on a thread
-
-Replay = schema.ImagesResponse | list[bytes]
-"""A stored answer of an `Idempotency-Key`: JSON, or the final events of a stream."""
 
 Translate = Callable[[Mapping[str, Any], Card], dict[str, Any]]
 
@@ -96,7 +94,7 @@ class AppState:
         self.keys = keys or Keyring(settings.api_key, settings.api_key_file)
         self.tracing, self.translate = tracing or Tracing(), translate
         self.observer = Observer(backend, settings, runner)
-        self.idempotency: IdempotencyCache[Replay] = IdempotencyCache(_size_of, time.monotonic)
+        self.idempotency: IdempotencyCache[Any] = IdempotencyCache(_size_of, time.monotonic)
         self.files = SignedFiles(
             store.folder / "links" if store else None, clock=store.clock if store else None
         )
@@ -286,7 +284,8 @@ class AuthenticatedRequest:
             slot.check(sum(open_jobs.values()))
 
 
-def _size_of(answer: Replay) -> int:
-    if isinstance(answer, list):
-        return sum(map(len, answer))
-    return sum(len(image.b64_json or image.url or "") for image in answer.data)
+def _size_of(answer: BaseModel | list[bytes]) -> int:
+    """Bytes of a stored answer: JSON, or the final events of a stream."""
+    if isinstance(answer, BaseModel):
+        return len(answer.model_dump_json())
+    return sum(map(len, answer))

@@ -13,9 +13,8 @@ from math import inf
 from carpool.fleet.moves import Move, Moves, left
 from carpool.fleet.router import Router
 from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
-from carpool.schedule.cost import Costs
 from carpool.schedule.sweep import step_seconds
-from carpool_lab.simulate.routers import ImmediateRouter, SingleWorkerRouter, least_work
+from carpool_lab.simulate.routers import ImmediateRouter, least_work
 from carpool_lab.simulate.simulator import Result, SimulatedRequest, Worker
 
 REPORT_S = 1.0  # interval of a worker's reports
@@ -63,7 +62,8 @@ def simulate(
         moves: running requests may move to other workers; see `carpool.fleet.moves`.
     """
     if router is None:
-        router = ImmediateRouter(least_work) if len(workers) > 1 or moves else SingleWorkerRouter()
+        is_choice = len(workers) > 1 or moves
+        router = ImmediateRouter(least_work) if is_choice else Router(is_choice=False)
     fleet = _Fleet(workers, router, moves=moves)
     return fleet.run(requests, clients, list(changes))
 
@@ -77,10 +77,9 @@ class _Fleet:
         self._requests: list[SimulatedRequest] = []  # by number, from 1
         self._turns: list[tuple[float, int]] = []  # a heap; some entries are outdated
         self._asking: list[float] = []  # heap of clients' next request times
-        self._tables: dict[int, dict[Hashable, StepTable]] = {}  # tables of known costs
         self._forwards = self._rows = 0  # totals of workers that left
         for number, worker in enumerate(workers):
-            router.add_worker(self._load(number, worker))
+            router.add_worker(_load(number, worker))
 
     def run(
         self, requests: Iterable[SimulatedRequest], clients: int | None, changes: list[Change]
@@ -164,14 +163,12 @@ class _Fleet:
         if self._leaving:
             for request in [request for request in self._leaving if request in device.requests]:
                 self._give_up(request, device, now_s)
-        if isinstance(self._router, SingleWorkerRouter):
-            return
-        if now_s >= device.reported_s + REPORT_S:
+        has_choice = len(self._devices) > 1 or self._moves is not None
+        if has_choice and now_s >= device.reported_s + REPORT_S:
             device.reported_s = now_s
             if device.worker.beliefs is not None:
                 streams = bool(device.worker.beliefs.streams)
-                tables = self._learned(device.worker)
-                self._router.learned(number, tables, shares_sweeps=streams)
+                self._router.learned(number, _tables(device.worker), shares_sweeps=streams)
             self._router.progressed(
                 number,
                 {request: _left(simulated) for request, simulated in device.requests.items()},
@@ -195,23 +192,11 @@ class _Fleet:
         self._router.drop(request)
         self._router.hold(left(bound))
 
-    def _load(self, number: int, worker: Worker) -> WorkerLoad:
-        streams = bool(worker.costs.streams)
-        return WorkerLoad(number, self._learned(worker), shares_sweeps=streams)
-
-    def _learned(self, worker: Worker) -> dict[Hashable, StepTable]:
-        """Seconds of denoising steps, by number of requests in them."""
-        costs = worker.beliefs if worker.beliefs is not None else worker.costs
-        if worker.beliefs is None and id(costs) in self._tables:
-            return self._tables[id(costs)]
-        tables = self._tables[id(costs)] = _tables(costs, worker.max_rows["denoise"])
-        return tables
-
     def _change(self, change: Change) -> None:
         device = self._devices[change.worker]
         if change.make is not None:
             self._devices[change.worker] = device = _Device(change.make())
-            self._router.add_worker(self._load(change.worker, device.worker))
+            self._router.add_worker(_load(change.worker, device.worker))
             return
         self._forwards += device.worker.result.forwards
         self._rows += device.worker.result.rows
@@ -252,8 +237,14 @@ def _left(simulated: SimulatedRequest) -> float:
     )
 
 
-def _tables(costs: Costs, max_rows: int) -> dict[Hashable, StepTable]:
-    max_requests = WorkerLoad(0).max_requests
+def _load(number: int, worker: Worker) -> WorkerLoad:
+    return WorkerLoad(number, _tables(worker), shares_sweeps=bool(worker.costs.streams))
+
+
+def _tables(worker: Worker) -> dict[Hashable, StepTable]:
+    """Seconds of denoising steps, by number of requests in them."""
+    costs = worker.costs if worker.beliefs is None else worker.beliefs
+    max_rows, max_requests = worker.max_rows["denoise"], WorkerLoad(0).max_requests
     return {
         kind: tuple(step_seconds(costs, kind, 1, most_rows=max_rows, most_running=max_requests))
         for kind, curve in costs

@@ -32,39 +32,6 @@ class ImmediateRouter(Router):
         return bindings
 
 
-class SingleWorkerRouter(Router):
-    """A router for a single worker, which gets every request at once at any load."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._coming: list[RoutedRequest] = []
-        self._assigned: dict[int, RoutedRequest] = {}
-
-    @property
-    def waiting(self) -> list[RoutedRequest]:
-        return self._coming
-
-    def hold(self, work: RoutedRequest) -> None:
-        self._coming.append(work)
-
-    def drop(self, request: int) -> bool:
-        return self._assigned.pop(request, None) is not None
-
-    def remove_worker(self, worker_id: int) -> list[RoutedRequest]:
-        del self.workers[worker_id]
-        assigned, self._assigned = list(self._assigned.values()), {}
-        return assigned
-
-    def assign(self, now_s: float) -> list[Binding]:
-        if not self._coming or not self.workers:
-            return []
-        self._assigned |= {work.request: work for work in self._coming}
-        [worker_id] = self.workers
-        bindings = [Binding(work.request, worker_id) for work in self._coming]
-        self._coming = []
-        return bindings
-
-
 def least_work(work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
     """The first worker with the least predicted work."""
     left_s = [worker.left_s for worker in workers]

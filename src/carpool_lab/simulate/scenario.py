@@ -78,7 +78,6 @@ class Model:
     tables: Sequence[Table]  # the first is for requests without a size
     own_s: float = 0.0  # time per call besides forwards; see `Worker`
     costs: Costs = field(init=False)
-    _stages: dict[tuple[Any, ...], tuple[Stage, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.costs = Costs(
@@ -92,10 +91,16 @@ class Model:
         Raises:
             InvalidValue: no table for its size.
         """
-        size, steps = body.get("size"), body.get("num_inference_steps")
-        if (size, steps) not in self._stages:
-            self._stages[size, steps] = self._of(self._table(size), steps)
-        return self._stages[size, steps]
+        table = self._table(body.get("size"))
+        encode, denoise = table.kind("encode"), table.kind("denoise")
+        decode = table.kind("decode")
+        steps = body.get("num_inference_steps") or table.steps
+        step_s = max(table.sweep_s, table.denoise_s[1])
+        return (
+            Stage(encode, "encode", encode.name, table.encode_s),  # all sizes share text encoders
+            Stage(denoise, "denoise", denoise.detail, step_s, count=steps),
+            Stage(decode, "decode", decode.detail, table.decode_s),
+        )
 
     def _table(self, size: str | None) -> Table:
         if size is None:
@@ -105,21 +110,6 @@ class Model:
                 return table
         names = ", ".join(table.name for table in self.tables)
         raise InvalidValue(f"size {size!r}: no cost table has it; there are {names}")
-
-    def _of(self, table: Table, steps: int | None) -> tuple[Stage, ...]:
-        encode, denoise = table.kind("encode"), table.kind("denoise")
-        decode = table.kind("decode")
-        return (
-            Stage(encode, "encode", encode.name, table.encode_s),  # all sizes share text encoders
-            Stage(
-                denoise,
-                "denoise",
-                denoise.detail,
-                max(table.sweep_s, table.denoise_s[1]),
-                count=steps or table.steps,
-            ),
-            Stage(decode, "decode", decode.detail, table.decode_s),
-        )
 
     def capacity_qps(self, mix: Mix) -> float:
         """Requests a second of a mix, with every denoising step at its fastest width."""
@@ -211,8 +201,6 @@ def play(
         changes.sort(key=lambda change: (change.at_s, change.worker))
     requests = model.requests(arrivals, Labels.among(arrivals))
     router_of_run = ROUTERS[router]() if workers > 1 else None
-    for device in devices:
-        device.is_whole = mode != "continuous" and workers == 1 and not (changes or moves)
     return simulate(requests, devices, router_of_run, clients=clients, changes=changes, moves=moves)
 
 

@@ -83,16 +83,6 @@ class Result:
     batches: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # optional
 
 
-class LearnedStages:
-    """Learned seconds of stages: of a call of each, and of all later stages."""
-
-    def __init__(self, stages: tuple[Stage, ...], beliefs: Costs) -> None:
-        self.stages = stages
-        self.call_s = [beliefs.baseline_s(stage.kind, stage.rows) for stage in stages]
-        whole_s = [stage.count * call_s for stage, call_s in zip(stages, self.call_s, strict=True)]
-        self.after_s = [sum(whole_s[place:]) for place in range(1, len(stages) + 1)]
-
-
 @dataclass(slots=True)
 class Worker:
     """One device with its policy and its queue."""
@@ -104,7 +94,6 @@ class Worker:
     machine: Machine | None = None  # disturbs forwards
     beliefs: Costs | None = None  # learned from forwards; None: the policy knows `costs`
     is_traced: bool = False
-    is_whole: bool = False  # batches run to their end without reports: see `_run_on`
     line: list[SimulatedRequest] = field(default_factory=list)
     waiting: list[QueuedRequest] = field(default_factory=list)  # views of the waiting requests
     waiting_s: float = 0.0  # total work of waiting requests
@@ -113,7 +102,6 @@ class Worker:
     parked: dict[int, ParkedCall] = field(default_factory=dict)
     orders: int = 0
     last: int = 0  # newest request
-    _believed: dict[int, "LearnedStages"] = field(default_factory=dict)  # by id of the stages
     result: Result = field(default_factory=lambda: Result([]))
 
     def take(self, simulated: SimulatedRequest) -> None:
@@ -153,8 +141,6 @@ class Worker:
         calls = [call for choice in choices for call in choice.calls]
         seconds = max(compute_s, self.costs.stream_s(calls[0].kind))
         ends_s = now_s + seconds + self.own_s * len(calls)
-        if self.is_whole and len(choices) == 1 and len(calls) == len(parked):
-            ends_s = self._run_on(choices[0], ends_s)
         for call in sorted(calls, key=lambda call: call.request):
             self._advance(self.running[call.request], ends_s)
         return True, ends_s
@@ -169,7 +155,6 @@ class Worker:
             seconds *= self.machine.factor(now_s, len(choice.calls), step, seconds)
         if self.beliefs is not None:
             self.beliefs.learn(leader.kind, rows, seconds)
-            self._believed.clear()
         if leader.phase == "denoise":
             self.result.forwards += 1
             self.result.rows += rows
@@ -177,43 +162,6 @@ class Worker:
             names = tuple(sorted(call.request for call in choice.calls))
             self.result.batches.append((leader.phase, names))
         return seconds
-
-    def _run_on(self, choice: Choice, now_s: float) -> float:
-        """Run all further forwards of a batch but the last, after its first one.
-
-        The batch has all running requests, and a mode that batches at admission adds no requests
-        later. So all these forwards have the same calls until a call's stage ends, and the requests
-        need not be parked in between.
-
-        Returns:
-            The end of the last of these forwards. `_advance` then counts one forward, as usual.
-        """
-        calls, leader = choice.calls, choice.calls[0]
-        requests = [self.running[call.request] for call in calls]
-        calls_gained = (
-            min(
-                simulated.stages[simulated.at].count - simulated.calls_done
-                for simulated in requests
-            )
-            - 1
-        )
-        rows = sum(call.rows for call in calls)
-        compute_s = self.costs.compute_s(leader.kind, rows)
-        stream_s, own_s = self.costs.stream_s(leader.kind), self.own_s * len(calls)
-        first = min(calls, key=lambda call: call.request)  # leads after all are parked again
-        simulated, step_s = self.running[first.request], compute_s
-        for number in range(simulated.calls_done + 1, simulated.calls_done + 1 + calls_gained):
-            if self.machine is not None:
-                step = first.request, simulated.at, number
-                step_s = compute_s * self.machine.factor(now_s, len(calls), step, compute_s)
-            now_s = now_s + max(step_s, stream_s) + own_s
-        for simulated in requests:
-            simulated.calls_done += calls_gained
-            simulated.left_s -= calls_gained * simulated.stages[simulated.at].call_s
-        if leader.phase == "denoise":
-            self.result.forwards += calls_gained
-            self.result.rows += calls_gained * rows
-        return now_s
 
     def _board(self, request: int) -> None:
         place = 0
@@ -265,11 +213,9 @@ class Worker:
 
     def _believed_s(self, simulated: SimulatedRequest) -> float:
         """Remaining seconds of a request, by learned costs."""
-        learned = self._believed.get(id(simulated.stages))
-        if learned is None:
-            assert self.beliefs is not None
-            learned = self._believed[id(simulated.stages)] = LearnedStages(
-                simulated.stages, self.beliefs
-            )
-        remaining = simulated.stages[simulated.at].count - simulated.calls_done
-        return remaining * learned.call_s[simulated.at] + learned.after_s[simulated.at]
+        assert self.beliefs is not None
+        left_s = 0.0
+        for place, stage in enumerate(simulated.stages[simulated.at :]):
+            calls = stage.count if place else stage.count - simulated.calls_done
+            left_s += calls * self.beliefs.baseline_s(stage.kind, stage.rows)
+        return left_s

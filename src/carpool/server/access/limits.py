@@ -75,9 +75,6 @@ class RateLimiter:
             RateLimited: the key is at its limit; `retry_after_s` says when to try again.
         """
         name = f"API key {key!r}" if key else "all clients together"
-        if self._per_minute is None and self._limit is None:
-            yield Permit(name, _Bucket(0.0, 0.0), None)
-            return
         began_s = self._clock()
         bucket = self._enter(key, name, began_s)
         slot = Permit(name, bucket, self._limit)

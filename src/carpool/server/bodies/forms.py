@@ -26,7 +26,7 @@ from carpool.media.uploads import MOST_BYTES, digest_of
 from carpool.request.card import Card
 from carpool.request.expand import TEXTS
 from carpool.server.bodies.json_bodies import in_text, received
-from carpool.server.bodies.named_pictures import Nested, taken
+from carpool.server.bodies.named_pictures import Nested, digests_of, taken
 from carpool.server.bodies.nested_pictures import parsed, picture_in, read_json
 
 MOST_IMAGES = 16  # limit for a request of any model
@@ -89,7 +89,7 @@ class Form:
     def digests(self) -> list[str]:
         """Digests of the pictures as they were sent. Blocks: not on the event loop."""
         pictures = [*self.images, self.mask or ""] if self.images or self.mask else []
-        return [digest_of(picture) for picture in pictures]
+        return [*map(digest_of, pictures), *digests_of(self.nested)]
 
     def add(self, name: str, picture: ImageData) -> None:
         if name != "mask":

@@ -35,7 +35,7 @@ class MemoryLease:
     def give(self, size: int) -> None:
         """Return bytes that are no longer held."""
         self.bytes -= size
-        self._budget.count(self._key, -size)
+        self._budget.by_key[self._key] -= size
 
     def replace(self, old: int, new: int) -> None:
         """Take `new` bytes and return `old` ones; raises as `take`."""
@@ -64,7 +64,7 @@ class MemoryBudget:
             alone: bytes that a key's or the server's only request may hold, if more.
         """
         self._limit, self._alone = limit, alone
-        self._by_key: Counter[str] = Counter()
+        self.by_key: Counter[str] = Counter()
 
     @contextmanager
     def open(self, key: str) -> Iterator[MemoryLease]:
@@ -75,25 +75,20 @@ class MemoryBudget:
         finally:
             lease.give(lease.bytes)
 
-    def count(self, key: str, size: int) -> None:
-        self._by_key[key] += size
-        if not self._by_key[key]:
-            del self._by_key[key]
-
     def check(self, key: str, own_bytes: int, size: int) -> None:
         """Refuse `size` more bytes for a request that holds `own_bytes`."""
         share = self._limit // 2 if key else self._limit
         if own_bytes + size > max(share, self._alone):
             problem = f"body and pictures of this request take more than {share} bytes ({_FLAG})"
             raise BodyTooLarge(f"{problem}: send fewer or smaller pictures, or a smaller n")
-        other_bytes = self._by_key[key] - own_bytes
+        other_bytes = self.by_key[key] - own_bytes
         if key and other_bytes and other_bytes + own_bytes + size > share:
             use = (
                 f"bodies and pictures of other requests of API key {key!r} hold {other_bytes} bytes"
             )
             problem = f"{use}: with this one it would be more than {share} ({_FLAG})"
             raise RateLimited(problem, retry_after_s=RETRY_S)
-        other_bytes = self._by_key.total() - own_bytes
+        other_bytes = self.by_key.total() - own_bytes
         if other_bytes and other_bytes + own_bytes + size > self._limit:
             use = f"bodies and pictures of other requests hold {other_bytes} bytes"
             problem = f"{use}: with this one it would be more than {self._limit} ({_FLAG})"

@@ -45,18 +45,15 @@ def check_count(nested: Mapping[str, Any]) -> None:
         raise InvalidValue(f"{', '.join(nested)} have {count} pictures: {rule}", param=first)
 
 
-async def digests_of(nested: Mapping[str, Any], intake: ImageIntake) -> list[str]:
-    """Digests of the sent pictures, each with its parameter and list position."""
+def digests_of(nested: Mapping[str, Any]) -> list[str]:
+    """Digests of the sent pictures, each with its parameter and list position. Slow."""
 
     def label(value: Any) -> str:
         if isinstance(value, list):
             return f"[{','.join(map(label, value))}]"
         return digest_of(value if isinstance(value, (str, memoryview)) else repr(value))
 
-    def work() -> list[str]:
-        return [f"{name}:{label(nested[name])}" for name in sorted(nested)]
-
-    return await intake.run(work)
+    return [f"{name}:{label(nested[name])}" for name in sorted(nested)]
 
 
 async def decoded(

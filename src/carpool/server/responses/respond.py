@@ -1,22 +1,40 @@
-"""Answers a request for pictures, as JSON or events, once for each `Idempotency-Key`."""
+"""Runs a request for pictures or texts, and answers as JSON or events.
+
+Each `Idempotency-Key` runs its request once.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from carpool.server.access.idempotency import digest_of, key_of
 from carpool.server.bodies import schema
-from carpool.server.image_request import ParsedImageRequest
-from carpool.server.responses.generation import generate
-from carpool.server.responses.stream import EventStream, events, is_final
-from carpool.server.state import AuthenticatedRequest, Replay
+from carpool.server.image_request import RunInThread, StoreFile
+from carpool.server.responses.stream import EventStream, StreamedRequest, events, gather, is_final
+from carpool.server.state import AuthenticatedRequest
+from carpool.worker import encoding, protocol
+
+Reply = TypeVar("Reply", covariant=True)
+
+
+class ParsedRequest(StreamedRequest, Protocol[Reply]):
+    """A request for pictures or texts: reading `requests` or `inputs` checks its parameters."""
+
+    @property
+    def is_streamed(self) -> bool: ...
+    @property
+    def inputs(self) -> list[Any]: ...  # the input pictures
+    def identity(self, **fields: Any) -> dict[str, Any]: ...
+    async def answer(
+        self, outputs: Sequence[protocol.Done], *, link: StoreFile, run: RunInThread
+    ) -> Reply: ...
 
 
 async def respond(
-    context: AuthenticatedRequest, image_request: ParsedImageRequest, **fields: Any
-) -> schema.ImagesResponse | EventStream:
+    context: AuthenticatedRequest, parsed: ParsedRequest[Reply], **fields: Any
+) -> Reply | EventStream:
     """Check the parameters and run the requests while the client is connected.
 
     Args:
@@ -26,27 +44,26 @@ async def respond(
         CarpoolError: the request is invalid or failed.
     """
     state, request, owner = context.state, context.request, context.client.owner
-    is_streamed = image_request.body.stream
     base, run = str(request.base_url).rstrip("/"), partial(state.encoder.run, owner)
     live: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    async def answer_once() -> Replay:
+    async def answer_once() -> Any:
         await context.check_room()
-        if image_request.inputs:
-            await run(image_request.pack)
-        state.observer.began(request, owner, image_request.requests)
-        if not is_streamed:
-            return await generate(
-                state.backend,
-                image_request,
-                link=lambda file: base + state.files.keep(file, image_request.format),
-                run=run,
+        if inputs := parsed.inputs:
+            await run(lambda: [*map(encoding.pack, inputs)])
+        requests = parsed.requests
+        state.observer.began(request, owner, requests)
+        if not parsed.is_streamed:
+            outputs = await gather(lambda n: state.backend.submit(requests[n]), len(requests))
+            return await parsed.answer(
+                outputs, link=lambda file, kind: base + state.files.keep(file, kind), run=run
             )
+        model = requests[0].model
         stream = events(
             state.backend,
-            image_request,
-            on_output=partial(state.observer.drew, image_request.model.id),
-            previewed=partial(state.observer.first_preview, image_request.model.id),
+            parsed,
+            on_output=partial(state.observer.drew, model),
+            previewed=partial(state.observer.first_preview, model),
             run=run,
         )
         final = []
@@ -56,39 +73,20 @@ async def respond(
                 final += [event] if is_final(event) else []
         return final
 
-    identity = partial(image_request.identity, **fields)
-    response = await answer_by_key(context, identity, answer_once, live if is_streamed else None)
-    if isinstance(response, EventStream):
-        return response
-    assert isinstance(response, schema.ImagesResponse)  # the digest differs for a stream
-    state.observer.drew(image_request.model.id, len(response.data), response.usage)
-    return response
-
-
-async def answer_by_key(
-    context: AuthenticatedRequest,
-    identity: Callable[[], dict[str, Any]],
-    work: Callable[[], Coroutine[Any, Any, Replay]],
-    live: "asyncio.Queue[bytes | None] | None",
-) -> Replay | EventStream:
-    """Run work once for each `Idempotency-Key`, while the client is connected.
-
-    Args:
-        identity: returns the content that requests with the same key must share.
-        live: gets the events of a stream; None: the answer is no stream.
-    """
-    state, request = context.state, context.request
     key = key_of(request)
-    digest = "" if key is None else digest_of(request.url.path, identity())
-    once = partial(state.idempotency.once, context.client.owner, key, digest, work)
-    if live is None:
-        return await context.unless_disconnected(once())
-    streamed = _live(once, live)
-    return EventStream(await context.unless_disconnected(anext(streamed)), streamed)
+    digest = "" if key is None else digest_of(request.url.path, parsed.identity(**fields))
+    once = partial(state.idempotency.once, owner, key, digest, answer_once)
+    if parsed.is_streamed:
+        streamed = _live(once, live)
+        return EventStream(await context.unless_disconnected(anext(streamed)), streamed)
+    answer: Reply = await context.unless_disconnected(once())  # the digest differs for a stream
+    if isinstance(answer, schema.ImagesResponse):
+        state.observer.drew(answer.model, len(answer.data), answer.usage)
+    return answer
 
 
 async def _live(
-    once: Callable[[], Coroutine[Any, Any, Replay]], live: "asyncio.Queue[bytes | None]"
+    once: Callable[[], Coroutine[Any, Any, Any]], live: "asyncio.Queue[bytes | None]"
 ) -> AsyncIterator[bytes]:
     """Yield this request's events live, or the stored final events of an earlier request."""
     answer = asyncio.create_task(once())
@@ -99,7 +97,6 @@ async def _live(
             is_live = True
             yield event
         final = await answer
-        assert isinstance(final, list)  # only streams have this digest
         for event in [] if is_live else final:
             yield event
     finally:

@@ -6,15 +6,14 @@ every other stream ends with `[DONE]`.
 """
 
 import asyncio
-import base64
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
@@ -23,13 +22,13 @@ from carpool.errors import CarpoolError
 from carpool.fleet.serving import Serving
 from carpool.media.metadata import without_prompts
 from carpool.server.bodies import schema
-from carpool.server.image_request import ParsedImageRequest
-from carpool.server.responses.generation import RunInThread, gather
+from carpool.server.image_request import ParsedImageRequest, RunInThread, encoded
 from carpool.telemetry import logs
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 
 log = logging.getLogger("carpool")
+T = TypeVar("T")
 
 HEARTBEAT_S = 15.0
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -146,14 +145,16 @@ async def events(
                 if is_prompt and image_request.write_event is not None:
                     continue  # chats have no such event
                 is_first = not (is_prompt or any(last_step) or isinstance(sight, protocol.Done))
-                if isinstance(sight, protocol.Done):
-                    open_outputs -= 1
-                    on_output(1, image_request.usage([sight.usage]))
-                elif not is_prompt:
+                if isinstance(sight, protocol.Preview) and not is_prompt:
                     if sight.step <= last_step[number]:
                         continue  # sent before the worker died
                     last_step[number] = sight.step
-                event = await run(partial(_event, image_request, number, sight, previews[number]))
+                write = partial(_event, image_request, number, sight, previews[number])
+                pictures = sight.pictures if isinstance(sight, protocol.Done) else sight.picture
+                event = await run(write) if pictures else write()
+                if isinstance(sight, protocol.Done):
+                    open_outputs -= 1
+                    on_output(len(sight.pictures), image_request.usage([sight.usage]))
                 if is_first:
                     previewed(time.monotonic() - began_s)
                 previews[number] += not is_prompt
@@ -162,6 +163,21 @@ async def events(
         yield DONE
     finally:
         work.cancel()
+
+
+async def gather(submit: Callable[[int], Coroutine[Any, Any, T]], count: int) -> list[T]:
+    """Run requests concurrently. The first failure cancels the rest and is raised."""
+    if count == 1:
+        return [await submit(0)]
+    tasks = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                tasks.append(group.create_task(submit(number)))
+                await asyncio.sleep(0)  # input pictures take milliseconds to send
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def _run(
@@ -222,10 +238,9 @@ def _event(image_request: StreamedRequest, number: int, sight: Shown, index: int
         picture, kind = sight.picture, f"{image_request.kind}.partial_image"
         event = {"partial_image_index": index, "step": sight.step, "steps": sight.steps}
     final_settings = sight.settings if isinstance(sight, protocol.Done) else None
-    content = image_request.file(number, picture, final_settings)
     event |= {
         "type": kind,
-        "b64_json": base64.b64encode(content).decode(),
+        "b64_json": encoded(image_request.file(number, picture, final_settings)),
         "created_at": int(time.time()),
         "size": f"{picture.width}x{picture.height}",
         "quality": image_request.quality,

@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -12,6 +12,8 @@ from carpool.server.bodies import schema
 
 SAMPLER = "Automatic"  # the model's own sampler
 _TEXT_LIMIT = 32_000
+_Count = Annotated[int, Field(ge=1, le=1000)] | None
+_Blur = Annotated[int, Field(ge=0, le=64)] | None
 _NUMBERS = (
     "seed", "batch_size", "n_iter", "steps", "cfg_scale", "distilled_cfg_scale", "width", "height",
     "denoising_strength", "mask_blur", "mask_blur_x", "mask_blur_y", "inpainting_mask_invert",
@@ -27,8 +29,8 @@ class Text2Image(BaseModel):
     prompt: str = Field("", max_length=_TEXT_LIMIT, description="may name adapters: <lora:NAME:1>")
     negative_prompt: str | None = Field(None, max_length=_TEXT_LIMIT)
     seed: Any = schema.ours("integer", "-1 or absent: random; the answer reports it")
-    batch_size: Any = schema.ours("integer", "pictures = batch_size * n_iter")
-    n_iter: Any = schema.ours("integer", "pictures = batch_size * n_iter")
+    batch_size: _Count = Field(None, description="pictures = batch_size * n_iter")
+    n_iter: _Count = Field(None, description="pictures = batch_size * n_iter")
     steps: Any = schema.ours("integer", "denoising steps; default: the model's own")
     cfg_scale: Any = schema.ours(
         "number", "classifier-free guidance; sets true_cfg_scale if the model has it"
@@ -71,9 +73,9 @@ class Image2Image(Text2Image):
     mask: Any = schema.ours(
         "string", "white: redraw; if parts are transparent, the alpha channel is the mask"
     )
-    mask_blur: Any = schema.ours("integer", "pixels, in both directions")
-    mask_blur_x: Any = schema.ours("integer", "pixels, if mask_blur is absent")
-    mask_blur_y: Any = schema.ours("integer", "pixels, if mask_blur is absent")
+    mask_blur: _Blur = Field(None, description="pixels, in both directions")
+    mask_blur_x: _Blur = Field(None, description="pixels, if mask_blur is absent")
+    mask_blur_y: _Blur = Field(None, description="pixels, if mask_blur is absent")
     mask_round: Any = schema.ours("boolean", "round its alpha to black and white", True)
     inpainting_mask_invert: Any = schema.ours("integer", "1: redraw the black parts")
     inpainting_fill: Any = schema.ours(

@@ -70,7 +70,8 @@ def translated(
     prompt_tags.refuse_tags(body.negative_prompt or "", "negative_prompt")
     negative = body.negative_prompt or ""
     is_weighted = card.weights_reader == "compel" and (has_weights(prompt) or has_weights(negative))
-    translation = Translation({"n": _pictures(body), "prompt_weights": is_weighted})
+    n = (body.batch_size or 1) * (body.n_iter or 1)
+    translation = Translation({"n": n, "prompt_weights": is_weighted})
     for name, text in (("prompt", prompt), ("negative_prompt", negative)):
         translation.warnings += weights_warning(
             text, name, card, is_notation=True, is_read=is_weighted
@@ -131,14 +132,6 @@ def _add_sampler(translation: Translation, fields: Mapping[str, Any], card: Card
 def _is_own(name: str, value: Any) -> bool:
     """Return whether a sampler is the model's own; ignores case."""
     return name in _SAMPLERS and isinstance(value, str) and value.lower() == SAMPLER.lower()
-
-
-def _pictures(body: Text2Image) -> int:
-    counts = {"batch_size": body.batch_size, "n_iter": body.n_iter}
-    for name, count in counts.items():
-        if count is not None and not (is_int(count) and 1 <= count <= 1000):
-            raise InvalidValue.of(name, count, "must be a whole number above 0")
-    return int(body.batch_size or 1) * int(body.n_iter or 1)
 
 
 def _add_guidance(translation: Translation, body: Text2Image, names: set[str]) -> None:

@@ -32,7 +32,6 @@ from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import PATIENCE_S
 from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
 
-MOST_BLUR = 64  # pixels
 _RUNNING: WeakKeyDictionary[AppState, dict[str, dict[asyncio.Task[Any], str]]] = WeakKeyDictionary()
 EMPTY_LISTS: dict[str, Any] = {
     "upscalers": [], "latent-upscale-modes": [], "sd-vae": [], "prompt-styles": [],
@@ -178,13 +177,11 @@ def _mask_of(body: bodies.Image2Image) -> MakeMask:
     """Return a function that reads the mask for the input picture."""
     picture = as_url(body.mask, "mask")
     is_filled = body.inpainting_fill == 0
-    radii = {"mask_blur_x": body.mask_blur_x, "mask_blur_y": body.mask_blur_y}
-    if body.mask_blur is not None:
-        radii = {"mask_blur": body.mask_blur}
-    blur = [_blur(name, radius) for name, radius in radii.items()]
+    radii = (body.mask_blur_x, body.mask_blur_y)
+    across, down = radii if body.mask_blur is None else (body.mask_blur,) * 2
     fit = partial(
         fitted,
-        blur=(blur[0], blur[-1]),
+        blur=(across or 0, down or 0),
         is_inverted=bool(body.inpainting_mask_invert),
         is_rounded=body.mask_round is not False,
     )
@@ -197,14 +194,6 @@ def _mask_of(body: bodies.Image2Image) -> MakeMask:
         return mask, await intake.run(partial(filled, image, mask)) if is_filled else image
 
     return read
-
-
-def _blur(name: str, radius: Any) -> int:
-    if radius is None:
-        return 0
-    if not is_int(radius) or not 0 <= radius <= MOST_BLUR:
-        raise InvalidValue.of(name, radius, f"must be a whole number of pixels up to {MOST_BLUR}")
-    return int(radius)
 
 
 @lists.get("/progress")

@@ -14,8 +14,7 @@ from fastapi.sse import format_sse_event
 
 from carpool.server.bodies import schema
 from carpool.server.compat.chat import bodies
-from carpool.server.image_request import ParsedImageRequest
-from carpool.server.responses.generation import encoded
+from carpool.server.image_request import ParsedImageRequest, encoded
 from carpool.server.responses.stage_metrics import stage_durations
 from carpool.types import Timings
 from carpool.worker import protocol

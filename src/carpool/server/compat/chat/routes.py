@@ -5,18 +5,19 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
+from carpool.errors import Rejected
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form, json_document, validated
 from carpool.server.bodies.nested_pictures import read_json, without_pictures
 from carpool.server.compat.chat import bodies
 from carpool.server.compat.chat.answers import ImageChunks, completion
-from carpool.server.compat.chat.text_answers import limit_name, respond_with_texts
+from carpool.server.compat.chat.text_answers import as_sent
 from carpool.server.compat.chat.texts import parse_text_request
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import parse_image_request
 from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import stage_metrics
-from carpool.server.responses.stream import STREAMED
+from carpool.server.responses.stream import STREAMED, EventStream
 from carpool.server.state import AuthenticatedRequest, ServedModel
 
 router = router_of(WorkRoute, "/v1")
@@ -34,10 +35,12 @@ async def create_chat_completion(context: Context) -> Any:
     chat = validated(bodies.ChatRequest, values)
     has_usage = bodies.includes_usage(chat)
     if (writer := await _language_model(context, chat.model)) is not None:
-        work = await parse_text_request(context, *writer, chat)
-        return await respond_with_texts(
-            context, work, limit_name(values), has_usage if chat.stream else None
-        )
+        parsed = await parse_text_request(context, *writer, chat, has_usage=has_usage)
+        try:
+            text = await respond(context, parsed, stream=chat.stream, has_usage=has_usage)
+        except Rejected as error:
+            raise as_sent(error, values) from error
+        return text if isinstance(text, EventStream) else _json(text)
     model = await context.load(chat.model, "ready")
     talk = bodies.conversation(model.card, chat)
     body = validated(schema.ImageRequest, talk.values)
@@ -51,11 +54,15 @@ async def create_chat_completion(context: Context) -> Any:
         has_parts=talk.has_parts, has_metrics=has_metrics,
     )  # fmt: skip
     answer = await respond(context, image_request, modalities=chat.modalities, has_usage=has_usage)
-    if not isinstance(answer, schema.ImagesResponse):
+    if isinstance(answer, EventStream):
         return answer
     metrics = await stage_metrics(state, model.id, answer.timings) if has_metrics else None
     complete = completion(request_id, answer, has_parts=talk.has_parts, metrics=metrics)
-    return JSONResponse(complete.model_dump(exclude_none=True))
+    return _json(complete)
+
+
+def _json(answer: bodies.ChatCompletion) -> JSONResponse:
+    return JSONResponse(answer.model_dump(exclude_none=True))
 
 
 async def _language_model(

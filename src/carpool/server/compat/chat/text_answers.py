@@ -1,44 +1,66 @@
 """Texts as answers of a chat, in OpenAI's format: one JSON object, or a stream of chunks."""
 
-import asyncio
-import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from hashlib import sha256
 from typing import Any
-
-from fastapi.responses import JSONResponse
 
 from carpool.errors import PipelineFailed, Rejected
 from carpool.server.bodies import schema
 from carpool.server.compat.chat import bodies
 from carpool.server.compat.chat.answers import Chunks
-from carpool.server.compat.chat.texts import LIMITS, ParsedTextRequest
-from carpool.server.responses.generation import gather
-from carpool.server.responses.respond import answer_by_key
-from carpool.server.responses.stream import EventStream, events
-from carpool.server.state import AuthenticatedRequest
 from carpool.telemetry import tracing
 from carpool.types import CheckedRequest
-from carpool.worker import encoding, protocol
+from carpool.worker import protocol
+
+LIMITS = ("max_completion_tokens", "max_tokens")
+"""OpenAI's names of the token limit, the current one first."""
 
 
 @dataclass(slots=True, kw_only=True)
-class TextChunks(Chunks):
-    """The chunks of texts; a `stream.StreamedRequest`."""
+class ParsedTextRequest(Chunks):
+    """A checked request for texts, one engine request each; a `respond.ParsedRequest`."""
 
     requests: Sequence[CheckedRequest]
-    texts: list[protocol.RawText] = field(default_factory=list)  # finished texts
+    inputs: list[Any]  # the pictures of its messages
+    fields: dict[str, Any]  # the fields of its body
+    is_streamed: bool
+    _texts: list[protocol.RawText] = field(default_factory=list)  # finished texts
     _sent: Counter[int] = field(default_factory=Counter)  # characters of each choice
 
+    def identity(self, **extra: Any) -> dict[str, Any]:
+        """The content that two requests with one `Idempotency-Key` must share."""
+        digests = [sha256(image.tobytes()).hexdigest() for image in self.inputs]
+        return {**self.fields, "pictures": digests, **extra}
+
     def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody:
-        """Empty: tokens are counted when texts end."""
-        details = schema.TokenDetails(text_tokens=0, image_tokens=0)
+        """The tokens of all finished texts."""
+        usage, details = usage_of(self._texts), schema.TokenDetails(text_tokens=0, image_tokens=0)
         return schema.UsageBody(
-            input_tokens=0, input_tokens_details=details, output_tokens=0,
-            output_tokens_details=details, total_tokens=0,
+            input_tokens=usage.prompt_tokens, input_tokens_details=details,
+            output_tokens=usage.completion_tokens, output_tokens_details=details,
+            total_tokens=usage.total_tokens,
+        )  # fmt: skip
+
+    async def answer(self, outputs: Sequence[protocol.Done], **_: Any) -> bodies.ChatCompletion:
+        """The answer with all texts."""
+        texts = [text_of(output) for output in outputs]
+        choices = [
+            bodies.ChatChoice(
+                index=number,
+                message=bodies.ChatMessage(content=text.text),
+                finish_reason="length" if text.finish_reason == "length" else "stop",
+                seed=output.seed,
+            )
+            for number, (text, output) in enumerate(zip(texts, outputs, strict=True))
+        ]
+        warnings = list(dict.fromkeys(text for output in outputs for text in output.warnings))
+        usage = usage_of(texts)
+        tracing.used(usage.prompt_tokens, usage.completion_tokens)
+        return bodies.ChatCompletion(
+            id=f"chatcmpl-{self.request_id}", created=self.created, model=self.model,
+            choices=choices, usage=usage, warnings=warnings or None,
         )  # fmt: skip
 
     def write_event(
@@ -51,86 +73,15 @@ class TextChunks(Chunks):
             self._sent[number] += len(update.text)
             return b"".join([*chunks, self.chunk({"content": update.text}, number)])
         text = text_of(update)
-        self.texts.append(text)
+        self._texts.append(text)
         if rest := text.text[self._sent[number] :]:  # was held back: it could begin a stop text
             chunks.append(self.chunk({"content": rest}, number))
         extra = {"warnings": update.warnings} if update.warnings else {}
         chunks.append(self.chunk({}, number, finish_reason=text.finish_reason, **extra))
-        if self.has_usage and len(self.texts) == len(self.requests):
-            usage = usage_of(self.texts).model_dump(exclude_none=True)
+        if self.has_usage and len(self._texts) == len(self.requests):
+            usage = usage_of(self._texts).model_dump(exclude_none=True)
             chunks.append(self.event(choices=[], usage=usage))
         return b"".join(chunks)
-
-
-async def respond_with_texts(
-    context: AuthenticatedRequest, work: ParsedTextRequest, limit_name: str, has_usage: bool | None
-) -> JSONResponse | EventStream:
-    """Run requests for texts while the client is connected.
-
-    Args:
-        limit_name: the name of the token limit in the body.
-        has_usage: end the stream with a usage chunk; None: answer without a stream.
-    """
-    state, request, owner = context.state, context.request, context.client.owner
-    live: asyncio.Queue[bytes | None] = asyncio.Queue()
-    chunks = TextChunks(
-        request_id=request.scope["request_id"], model=work.model, has_usage=bool(has_usage),
-        requests=work.requests,
-    )  # fmt: skip
-
-    async def answer_once() -> list[bytes]:
-        await context.check_room()
-        for image in work.images:
-            await context.intake().run(partial(encoding.pack, image))
-        state.observer.began(request, owner, work.requests)
-        answers: list[bytes] = []
-        try:
-            if has_usage is None:
-                outputs = await gather(
-                    lambda number: state.backend.submit(work.requests[number]), len(work.requests)
-                )
-                chunks.texts = [text_of(output) for output in outputs]
-                answers = [_completion(chunks, outputs)]
-            else:
-                stream = events(
-                    state.backend, chunks, on_output=_ignore, previewed=_ignore, run=_inline
-                )
-                async with aclosing(stream):  # type: ignore[type-var]
-                    async for event in stream:
-                        live.put_nowait(event)
-                        answers.append(event)
-        except Rejected as error:
-            raise _as_sent(error, limit_name) from error
-        total = usage_of(chunks.texts)
-        tracing.used(total.prompt_tokens, total.completion_tokens)
-        return answers
-
-    identity = partial(work.identity, stream=has_usage)
-    answer = await answer_by_key(
-        context, identity, answer_once, None if has_usage is None else live
-    )
-    if isinstance(answer, EventStream):
-        return answer
-    assert isinstance(answer, list)
-    return JSONResponse(json.loads(answer[0]))
-
-
-def _completion(chunks: TextChunks, outputs: Sequence[protocol.Done]) -> bytes:
-    choices = [
-        bodies.ChatChoice(
-            index=number,
-            message=bodies.ChatMessage(content=text.text),
-            finish_reason="length" if text.finish_reason == "length" else "stop",
-            seed=output.seed,
-        )
-        for number, (text, output) in enumerate(zip(chunks.texts, outputs, strict=True))
-    ]
-    warnings = list(dict.fromkeys(text for output in outputs for text in output.warnings))
-    answer = bodies.ChatCompletion(
-        id=f"chatcmpl-{chunks.request_id}", created=chunks.created, model=chunks.model,
-        choices=choices, usage=usage_of(chunks.texts), warnings=warnings or None,
-    )  # fmt: skip
-    return answer.model_dump_json(exclude_none=True).encode()
 
 
 def usage_of(texts: Sequence[protocol.RawText]) -> bodies.ChatUsage:
@@ -153,22 +104,9 @@ def text_of(output: protocol.Done) -> protocol.RawText:
     return output.text
 
 
-def _as_sent(error: Rejected, limit_name: str) -> Rejected:
+def as_sent(error: Rejected, fields: Mapping[str, Any]) -> Rejected:
     """The same error, with the client's name of the token limit."""
     if error.param != "max_new_tokens":
         return error
-    text = str(error).replace("max_new_tokens", limit_name)
-    return type(error)(text, param=limit_name)
-
-
-def limit_name(fields: dict[str, Any]) -> str:
-    """The name of the token limit in a body."""
-    return next((name for name in LIMITS if fields.get(name) is not None), "max_new_tokens")
-
-
-def _ignore(*_: Any) -> None:
-    pass
-
-
-async def _inline(work: Callable[[], Any]) -> Any:
-    return work()
+    name = next((name for name in LIMITS if fields.get(name) is not None), error.param)
+    return type(error)(str(error).replace(error.param, name), param=name)

@@ -1,8 +1,7 @@
 """A conversation as a request for `n` texts, with seeds s, s+1, ..."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import replace
 from typing import Any
 
 from carpool.errors import InvalidValue, UnsupportedParameter
@@ -16,16 +15,14 @@ from carpool.server.bodies import schema
 from carpool.server.bodies.forms import MOST_IMAGES, url_of, validated
 from carpool.server.bodies.named_pictures import decoded
 from carpool.server.compat.chat.bodies import ChatRequest, MessagePart, check_fields, parts_of
+from carpool.server.compat.chat.text_answers import LIMITS, ParsedTextRequest
 from carpool.server.openai_fields import engine_request, pipeline_parameters
 from carpool.server.state import AuthenticatedRequest, ServedModel
-from carpool.types import CheckedRequest
 
 NEUTRAL = ("prompt_cache_key", "parallel_tool_calls")  # they do not change the text
 _IDLE: dict[str, Sequence[Any]] = {  # fields without effect: values that need no warning
     "store": (False,), "metadata": ({},), "service_tier": ("auto", "default"),
 }  # fmt: skip
-LIMITS = ("max_completion_tokens", "max_tokens")
-"""OpenAI's names of the token limit, the current one first."""
 _OFF: dict[str, Sequence[Any]] = {  # neutral values of fields
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -59,29 +56,20 @@ class TextRequest(schema.GenerationRequest):
     deadline_s: Any = None
 
 
-@dataclass(slots=True)
-class ParsedTextRequest:
-    """A checked request for texts: one engine request each."""
-
-    model: str  # its name in the answer
-    requests: list[CheckedRequest]
-    images: list[Any]
-    fields: dict[str, Any]  # the fields of its body
-
-    def identity(self, **extra: Any) -> dict[str, Any]:
-        """The content that two requests with one `Idempotency-Key` must share."""
-        digests = [sha256(image.tobytes()).hexdigest() for image in self.images]
-        return {**self.fields, "pictures": digests, **extra}
-
-
 async def parse_text_request(
-    context: AuthenticatedRequest, model: ServedModel, name: str, chat: ChatRequest
+    context: AuthenticatedRequest,
+    model: ServedModel,
+    name: str,
+    chat: ChatRequest,
+    *,
+    has_usage: bool,
 ) -> ParsedTextRequest:
     """Read the pictures of a conversation, and check it.
 
     Args:
         model: has the card of just the language model.
         name: its name in the answer.
+        has_usage: a stream ends with its usage.
 
     Raises:
         CarpoolError: the conversation is invalid.
@@ -116,7 +104,11 @@ async def parse_text_request(
         replace(check(model.card, request, from_json=True), model=model.id, warnings=warnings)
         for request in fanned_out(whole, whole.parameters, seeds(body.seed, n), n)
     ]
-    return ParsedTextRequest(name, requests, images, {**fields, "messages": messages})
+    return ParsedTextRequest(
+        request_id=context.request.scope["request_id"], model=name, has_usage=has_usage,
+        is_streamed=bool(chat.stream), requests=requests, inputs=images,
+        fields={**fields, "messages": messages},
+    )  # fmt: skip
 
 
 def _values(extra: Mapping[str, Any]) -> dict[str, Any]:
