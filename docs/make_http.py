@@ -13,7 +13,7 @@ from carpool.config import ServeSettings
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
-from carpool.server.curl_example import curl
+from carpool.server.routes.docs_page import curl
 
 PAGE = Path(__file__).parent / "http.md"
 HEAD = """# The HTTP API

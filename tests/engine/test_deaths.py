@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from carpool.jobs.store import JobStore
-from carpool.server.transport.unix_socket import UnixSocket
+from carpool.server.transport.listening import UnixSocket
 from support.endpoints import ENDPOINT
 from support.server_process import MODEL, PATIENCE_S, Server, body, eventually, starting
 

@@ -16,8 +16,7 @@ from carpool.jobs.runner import Runner
 from carpool.server.access.keys import Keyring
 from carpool.server.app import create_app
 from carpool.server.transport.http_protocol import StrictHTTPProtocol
-from carpool.server.transport.listening import ACCEPTED, listen_on
-from carpool.server.transport.unix_socket import UnixSocket
+from carpool.server.transport.listening import ACCEPTED, UnixSocket, listen_on
 from carpool.telemetry.tracing import Tracing
 
 log = logging.getLogger("carpool")

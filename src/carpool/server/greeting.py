@@ -69,39 +69,35 @@ def example(card: Card | None, url: str, curl: str, model: str | None = None) ->
     task = card.tasks[0] if card is not None else None
     makes = task.makes if task is not None else "pictures"
     body = _body(task) | ({} if model is None else {"model": model})
+    has_picture = _needs(task, "image")
+
+    def sent(path: str, fields: dict[str, Any]) -> str:
+        return f"{curl} {url}/v1/{path} {_JSON} \\\n  -d '{json.dumps(fields)}'"
+
     if makes == "sound":
-        sent = f"{curl} {url}/v1/audio/generations {_JSON} \\\n  -d '{json.dumps(body)}'"
-        return f"{sent} > out.wav\n"
+        return f"{sent('audio/generations', body)} > out.wav\n"
     if makes == "text":
         talk = {**body, "messages": [{"role": "user", "content": "What is drawn here?"}]}
         talk.pop("prompt")
-        return f"{curl} {url}/v1/chat/completions {_JSON} \\\n  -d '{json.dumps(talk)}'\n"
+        return f"{sent('chat/completions', talk)}\n"
     if makes in _JOBS:
-        sent = f"{_JSON} \\\n  -d '{json.dumps(body)}'"
-        if task is not None and _needs(task, "image"):
-            sent = _form("input_reference", body)
-        return _job(url, curl, makes, sent)
-    if task is not None and _needs(task, "image"):
+        form = f"{curl} {url}/v1/{makes} {_form('input_reference', body)}"
+        at = f"{url}/v1/{makes}/$id"
+        return (
+            f"id=$({form if has_picture else sent(makes, body)} \\\n  | {_READ})\n"
+            f"while {curl} {at} | grep -qE '\"(queued|in_progress)\"'; do sleep 1; done\n"
+            f"{curl} {at}/content > out{_JOBS[makes]}\n"
+        )
+    command = sent("images/generations", body)
+    if has_picture:
         mask = " -F mask=@mask.png" if _needs(task, "mask_image") else ""
-        sent = f"{curl} {url}/v1/images/edits {_form('image', body)}{mask}"
-        return f"{sent} \\\n  | {_DECODE} > out.png\n"
-    command = f"{curl} {url}/v1/images/generations {_JSON} \\\n  -d '{json.dumps(body)}'"
+        command = f"{curl} {url}/v1/images/edits {_form('image', body)}{mask}"
     return f"{command} \\\n  | {_DECODE} > out.png\n"
 
 
 def _form(picture: str, body: dict[str, Any]) -> str:
     fields = " ".join(f"-F '{name}={value}'" for name, value in body.items())
     return f"-F {picture}=@picture.png {fields}".rstrip()
-
-
-def _job(url: str, curl: str, kind: str, sent: str) -> str:
-    """Commands that request a clip or a mesh, wait for it, and download it."""
-    at = f"{url}/v1/{kind}/$id"
-    return (
-        f"id=$({curl} {url}/v1/{kind} {sent} \\\n  | {_READ})\n"
-        f"while {curl} {at} | grep -qE '\"(queued|in_progress)\"'; do sleep 1; done\n"
-        f"{curl} {at}/content > out{_JOBS[kind]}\n"
-    )
 
 
 def _body(task: Task | None) -> dict[str, Any]:
@@ -114,8 +110,10 @@ def _body(task: Task | None) -> dict[str, Any]:
     return ({"prompt": PROMPT} if takes_words else {}) | plain
 
 
-def _needs(task: Task, picture: str) -> bool:
-    return any(parameter.name == picture and parameter.required for parameter in task.parameters)
+def _needs(task: Task | None, picture: str) -> bool:
+    return task is not None and any(
+        parameter.name == picture and parameter.required for parameter in task.parameters
+    )
 
 
 async def greet(backend: Serving, server: DrainingServer, settings: ServeSettings) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from carpool.config import ServeSettings
 from carpool.server.app import create_app
-from carpool.server.curl_example import curl, sample
+from carpool.server.routes.docs_page import curl, sample
 from support.app import Grey, client_of
 
 APP = create_app(Grey(), ServeSettings())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.server.transport.unix_socket import UnixSocket
+from carpool.server.transport.listening import UnixSocket
 
 
 @pytest.fixture

@@ -20,36 +20,6 @@ from carpool.types import Timings
 from carpool.worker import protocol
 
 
-def completion(
-    request_id: str,
-    images: schema.ImagesResponse,
-    *,
-    has_parts: bool,
-    metrics: schema.StageMetrics | None = None,
-) -> bodies.ChatCompletion:
-    """The answer to a conversation.
-
-    Args:
-        has_parts: pictures are parts of `content`, not in `images`.
-    """
-    parts = [
-        _part(image.b64_json or "", images.output_format, image.seed, image.skipped_steps)
-        for image in images.data
-    ]
-    return bodies.ChatCompletion(
-        id=f"chatcmpl-{request_id}",
-        created=images.created,
-        model=images.model,
-        choices=[
-            bodies.ChatChoice(message=bodies.ChatMessage.model_validate(_placed(parts, has_parts)))
-        ],
-        usage=usage_of(images.usage),
-        metrics=metrics,
-        warnings=images.warnings,
-        settings=images.settings,
-    )
-
-
 def usage_of(usage: schema.UsageBody) -> bodies.ChatUsage:
     """Usage with the field names of chat completions."""
     details = usage.input_tokens_details
@@ -128,6 +98,21 @@ class ImageChunks(Chunks):
                 usage = usage_of(image_request.usage(self._usages)).model_dump()
                 events.append(self.event(choices=[], usage=usage))
         return b"".join(events)
+
+    def completion(
+        self, images: schema.ImagesResponse, metrics: schema.StageMetrics | None
+    ) -> bodies.ChatCompletion:
+        """The answer with all pictures, as one JSON object."""
+        parts = [
+            _part(image.b64_json or "", images.output_format, image.seed, image.skipped_steps)
+            for image in images.data
+        ]
+        message = bodies.ChatMessage.model_validate(_placed(parts, self.has_parts))
+        return bodies.ChatCompletion(
+            id=f"chatcmpl-{self.request_id}", created=images.created, model=images.model,
+            choices=[bodies.ChatChoice(message=message)], usage=usage_of(images.usage),
+            metrics=metrics, warnings=images.warnings, settings=images.settings,
+        )  # fmt: skip
 
 
 def _part(b64: str, format_: str, seed: int, skipped_steps: int | None) -> bodies.ImagePart:

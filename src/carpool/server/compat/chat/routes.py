@@ -10,7 +10,7 @@ from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form, json_document, validated
 from carpool.server.bodies.nested_pictures import read_json, without_pictures
 from carpool.server.compat.chat import bodies
-from carpool.server.compat.chat.answers import ImageChunks, completion
+from carpool.server.compat.chat.answers import ImageChunks
 from carpool.server.compat.chat.text_answers import as_sent
 from carpool.server.compat.chat.texts import parse_text_request
 from carpool.server.dependencies import Context, WorkRoute, router_of
@@ -44,21 +44,19 @@ async def create_chat_completion(context: Context) -> Any:
     model = await context.load(chat.model, "ready")
     talk = bodies.conversation(model.card, chat)
     body = validated(schema.ImageRequest, talk.values)
-    request_id = request.scope["request_id"]
     has_metrics = bool(chat.return_stage_metrics) or talk.has_parts
     form = Form(images=talk.images, name="image_url")
     image_request = await parse_image_request(context, body, form, model=model)
     image_request.warnings += talk.warnings
-    image_request.write_event = ImageChunks(
-        request_id=request_id, model=model.id, has_usage=has_usage,
+    chunks = image_request.write_event = ImageChunks(
+        request_id=request.scope["request_id"], model=model.id, has_usage=has_usage,
         has_parts=talk.has_parts, has_metrics=has_metrics,
     )  # fmt: skip
     answer = await respond(context, image_request, modalities=chat.modalities, has_usage=has_usage)
     if isinstance(answer, EventStream):
         return answer
     metrics = await stage_metrics(state, model.id, answer.timings) if has_metrics else None
-    complete = completion(request_id, answer, has_parts=talk.has_parts, metrics=metrics)
-    return _json(complete)
+    return _json(chunks.completion(answer, metrics))
 
 
 def _json(answer: bodies.ChatCompletion) -> JSONResponse:
