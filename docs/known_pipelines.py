@@ -1,10 +1,10 @@
 """The status of every pipeline class in diffusers, for `docs/models.md`.
 
 Rows of the matrix (`models/proof.json`) and tests (`known_pipelines.json`) prove classes.
-`sharing.json` has the measurements of `make sharing`, and `alone_pipelines.json` the reasons why
-classes never share. `tried_pipelines.json` has the results of `make test-diffusers`, and
-`untried_pipelines.json` the reasons for missing results. The types of a class's arguments show how
-its denoiser fuses.
+`sharing.json` has the measurements of `make sharing`, and `sharing_reasons.json` the reasons why
+classes share fewer than two requests a forward. `tried_pipelines.json` has the results of
+`make test-diffusers`, and `untried_pipelines.json` the reasons for missing results. The types of a
+class's arguments show how its denoiser fuses.
 """
 
 import inspect
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+from diffusers.utils.import_utils import DummyObject
 from torch import nn
 
 from carpool.engine.specs import SPECS
@@ -25,7 +26,7 @@ FROM_TESTS = Path(__file__).parent / "known_pipelines.json"
 TRIED = Path(__file__).parent / "tried_pipelines.json"
 UNTRIED = Path(__file__).parent / "untried_pipelines.json"
 SHARING = Path(__file__).parent / "sharing.json"
-ALONE = Path(__file__).parent / "alone_pipelines.json"
+REASONS = Path(__file__).parent / "sharing_reasons.json"
 MEANING = {
     "proven": "requests that run together equal plain diffusers, in the named rows of the matrix "
     "or the named test",
@@ -55,16 +56,24 @@ class Status:
 
     @property
     def shares(self) -> str:
-        """Requests per forward of each denoiser with six requests, and why it runs alone."""
+        """Requests per forward of each denoiser with six requests, and why they are below two."""
         entry = sharing().get(self.pipeline, {"requests_per_forward": {}})
         widths = ", ".join(f"{n} {width}" for n, width in entry["requests_per_forward"].items())
-        reason = alone().get(self.pipeline)
+        reason = reasons().get(self.pipeline)
         return f"{widths}: {reason}" if reason else widths
 
 
 def names() -> list[str]:
     """All pipeline classes that diffusers exports, even if their libraries are missing."""
-    return [name for name in dir(diffusers) if name.endswith("Pipeline") and name not in BASES]
+    exported = {name: getattr(diffusers, name) for name in dir(diffusers) if name not in BASES}
+    return [name for name, value in exported.items() if _is_pipeline(name, value)]
+
+
+def _is_pipeline(name: str, value: Any) -> bool:
+    if isinstance(value, DummyObject):  # its library is missing
+        return "Pipeline" in name
+    bases = tuple(getattr(diffusers, base) for base in BASES)
+    return isinstance(value, type) and issubclass(value, bases)
 
 
 def everything() -> list[Status]:
@@ -89,10 +98,10 @@ def sharing() -> dict[str, Any]:
     return measured
 
 
-def alone() -> dict[str, str]:
-    """Reasons why classes never share a forward, by class."""
-    reasons: dict[str, str] = json.loads(ALONE.read_text())
-    return reasons
+def reasons() -> dict[str, str]:
+    """Reasons why classes share fewer than two requests a forward, by class."""
+    by_class: dict[str, str] = json.loads(REASONS.read_text())
+    return by_class
 
 
 def untried() -> dict[str, str]:

@@ -67,12 +67,6 @@ def marigold(cls: Any) -> diffusers.DiffusionPipeline:
     )  # fmt: skip
 
 
-def pag_sd3_image() -> diffusers.DiffusionPipeline:
-    return diffusers.StableDiffusion3PAGImg2ImgPipeline(
-        **parts(sd3()), pag_applied_layers="blocks.1"
-    )
-
-
 def pix2pix_xl() -> diffusers.DiffusionPipeline:
     pipe = sdxl()
     return diffusers.StableDiffusionXLInstructPix2PixPipeline(
@@ -177,6 +171,7 @@ NEWCOMERS: dict[str, Newcomer] = {
              {"base": ltx2, "height": 32, "width": 64, "num_frames": 9, "max_sequence_length": 32}),
             ("ChromaInpaintPipeline", dict(change=unguided, base=chroma, **FILLED, **SIZE)),
             ("LongCatImageEditPipeline", dict(change=shrunk, **IMAGE)),
+            ("AudioLDM2Pipeline", {}),
             ("VQDiffusionPipeline", {}),
             ("UniDiffuserPipeline", {}),
             ("VersatileDiffusionTextToImagePipeline", SIZE),
@@ -197,25 +192,24 @@ NEWCOMERS: dict[str, Newcomer] = {
     },
     "FluxControlNetImg2ImgPipeline": (
         lambda: diffusers.FluxControlNetImg2ImgPipeline(**parts(flux_control())),
-        {**CHANGED, "control_image": PICTURE, "control_mode": 0, **SIZE},
-    ),
+        {**CHANGED, "control_image": PICTURE, "control_mode": 0, **SIZE}),
     "FluxControlNetInpaintPipeline": (
         lambda: diffusers.FluxControlNetInpaintPipeline(**parts(flux_control())),
-        {**FILLED, "control_image": PICTURE, "control_mode": 0, **SIZE},
-    ),
+        {**FILLED, "control_image": PICTURE, "control_mode": 0, **SIZE}),
     "FluxKontextInpaintPipeline": (
         lambda: diffusers.FluxKontextInpaintPipeline(**parts(flux())),
-        {**FILLED, **SIZE, "max_area": 64 * 64, "_auto_resize": False},
-    ),
+        {**FILLED, **SIZE, "max_area": 64 * 64, "_auto_resize": False}),
     "MarigoldDepthPipeline": (lambda: marigold(diffusers.MarigoldDepthPipeline), IMAGE),
     "MarigoldNormalsPipeline": (lambda: marigold(diffusers.MarigoldNormalsPipeline), IMAGE),
-    "StableDiffusion3PAGImg2ImgPipeline": (pag_sd3_image, {**CHANGED, **PAG, **SIZE}),
+    "StableDiffusion3PAGImg2ImgPipeline": (
+        lambda: diffusers.StableDiffusion3PAGImg2ImgPipeline(
+            **parts(sd3()), pag_applied_layers="blocks.1"),
+        {**CHANGED, **PAG, **SIZE}),
     "StableDiffusionInstructPix2PixPipeline": (
         lambda: of_sd15(
             "StableDiffusionInstructPix2PixPipeline", unet=wide_unet(sd15(), in_channels=8)
         ),
-        {**IMAGE, "image_guidance_scale": 1.5},
-    ),
+        {**IMAGE, "image_guidance_scale": 1.5}),
     **{
         name: (partial(of_sd15, name, has_control="ControlNet" in name), own)
         for name, own in (

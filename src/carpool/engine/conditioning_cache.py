@@ -311,8 +311,7 @@ class RequestConditioning:
 
 def source_of(state: RequestState) -> RequestConditioning | None:
     """The request's conditioning source; None: it has none."""
-    sources = (source for source in state.sources if isinstance(source, RequestConditioning))
-    return next(sources, None)
+    return next((s for s in state.sources if isinstance(s, RequestConditioning)), None)
 
 
 def _is_apart(answer: Any) -> bool:

@@ -78,10 +78,11 @@ class Inside:
 def methods_of(module: nn.Module) -> list[str]:
     """The heavy methods of a pipeline component.
 
-    An autoencoder is called through `encode` and `decode`. A text generator is intercepted at each
-    token: `generate` is the name of those calls.
+    An autoencoder is called through `encode` and `decode`, CLAP through `get_text_features`. A text
+    generator is intercepted at each token: `generate` is the name of those calls.
     """
-    methods = [name for name in ("encode", "decode") if callable(getattr(module, name, None))]
+    names = ("encode", "decode", "get_text_features")
+    methods = [name for name in names if callable(getattr(module, name, None))]
     methods = methods or ["forward"]
     can_generate = getattr(module, "can_generate", None)
     if callable(can_generate) and can_generate():

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from diffusers import AutoencoderKL, AutoencoderKLFlux2
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import nn
 
 TOKENIZERS = Path(__file__).parent / "tokenizers"
@@ -155,3 +156,10 @@ def flux2_vae() -> AutoencoderKLFlux2:
     nn.init.normal_(vae.bn.running_mean, std=0.1)
     nn.init.uniform_(vae.bn.running_var, 0.5, 1.5)
     return drawn(vae, last="decoder.conv_out", gain=0.5)
+
+
+def roberta_tokenizer() -> transformers.RobertaTokenizer:
+    """Build a tokenizer whose words are bytes."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(ByteLevel.alphabet())]
+    vocab = dict(zip(tokens, range(len(tokens)), strict=True))
+    return transformers.RobertaTokenizer(vocab=vocab, merges=[], model_max_length=77)
