@@ -1,5 +1,6 @@
 """Calls of one request that have not changed are described once; what changes is described anew."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call
 from carpool.engine.probation.probation import Probation
 from carpool.types import CheckedRequest
-from support.engine_driver import Drive, driving
+from support.engine_driver import driving
 from support.tiny import ARGUMENTS
 
 REQUEST = CheckedRequest("req", 0, {})
@@ -27,14 +28,18 @@ class Counting(Fuser):
         return super().describe(call)
 
 
-def denoiser_call(drive: Drive) -> Call:
-    """The first call of the transformer of a request that runs."""
-    drive.submit(**ARGUMENTS["flux"])
-    while True:
-        drive.turn()
-        [state] = drive.engine.running.parked
-        if state.call.target.component == "transformer":
-            return state.call
+def denoiser_call() -> tuple[Call, Counting, Callable[[Call], Any]]:
+    """The first call of a request's transformer, and what gives its calls their keys."""
+    fuser, known = Counting(), dict[int, Any]()
+    describer = Describer(fuser, Probation(fuser, infers=False), is_grouped_by_lora=False)
+    with driving("flux") as drive:
+        drive.submit(**ARGUMENTS["flux"])
+        while (
+            not drive.engine.running.parked
+            or (call := drive.engine.running.parked[0].call).target.component != "transformer"
+        ):
+            drive.turn()
+    return call, fuser, lambda call: describer.describe(call, REQUEST, known)[1]
 
 
 @pytest.mark.parametrize(  # all kinds of rules of the specs
@@ -60,28 +65,23 @@ def test_a_description_that_is_used_again_is_what_the_fuser_would_say(
     assert [one.error for one in heard] == [None, None]
 
 
-def test_a_step_like_the_one_before_is_not_described_again() -> None:
-    with driving("flux") as drive:
-        call, fuser = denoiser_call(drive), Counting()
-    describer = Describer(fuser, Probation(fuser, infers=False), is_grouped_by_lora=False)
-    known: dict[int, Any] = {}
-    first = describer.describe(call, REQUEST, known)
-    latents = {"hidden_states": torch.zeros_like(call.kwargs["hidden_states"])}
-    second = describer.describe(replace(call, kwargs={**call.kwargs, **latents}), REQUEST, known)
+def test_calls_like_those_of_the_step_before_are_not_described_again() -> None:
+    call, fuser, key_of = denoiser_call()
+    texts, keys = [torch.zeros(1, n, 32) for n in (5, 7)], list[Any]()  # guidance: two calls a step
+    for text in texts * 2:
+        fresh = {"hidden_states": call.kwargs["hidden_states"] + 1, "shapes": [[(1, 8, 8)]]}
+        kwargs = {**call.kwargs, **fresh, "encoder_hidden_states": text}
+        keys.append(key_of(replace(call, kwargs=kwargs)))
 
-    assert first[1] is second[1]
-    assert fuser.count == 1
+    assert (keys[0] is keys[2], keys[1] is keys[3], fuser.count) == (True, True, 2)
 
 
 @pytest.mark.parametrize(
     "change", ["shape", "dtype", "content", "content in place", "flag", "none"]
 )
 def test_what_the_key_depends_on_is_described_again(change: str) -> None:
-    with driving("flux") as drive:
-        call, fuser = denoiser_call(drive), Counting()
-    describer = Describer(fuser, Probation(fuser, infers=False), is_grouped_by_lora=False)
-    known: dict[int, Any] = {}
-    _, before, _ = describer.describe(call, REQUEST, known)
+    call, fuser, key_of = denoiser_call()
+    before = key_of(call)
     kwargs = dict(call.kwargs)
     match change:
         case "shape":
@@ -97,7 +97,7 @@ def test_what_the_key_depends_on_is_described_again(change: str) -> None:
         case "none":
             kwargs["guidance"] = None
 
-    _, after, _ = describer.describe(replace(call, kwargs=kwargs), REQUEST, known)
+    after = key_of(replace(call, kwargs=kwargs))
 
     assert fuser.count == 2
     assert after != before

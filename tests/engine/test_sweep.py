@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.fiber import in_fiber
 from carpool.engine.observe.stats import LoopProgress
-from carpool.engine.sweep import Sweeps, wait_for_others
+from carpool.engine.sweep import Sweeps, free_last
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import Cancelled, PipelineFailed, TooLate
 from support import engine_driver
@@ -191,7 +191,7 @@ def test_who_waits_for_the_others_goes_on_when_they_have_ended(sweeps_over: Make
 
     def waits() -> None:
         assert not in_fiber()  # nothing is intercepted here
-        wait_for_others()
+        free_last(lambda: None)
         order.append("waited")
 
     def walks() -> None:
@@ -201,7 +201,7 @@ def test_who_waits_for_the_others_goes_on_when_they_have_ended(sweeps_over: Make
     sweeps.run([waits, walks])
 
     assert order == ["walked", "waited"]
-    wait_for_others()  # outside of a sweep there is nobody to wait for
+    free_last(lambda: None)  # outside of a sweep there is nobody to wait for
 
 
 # The engine

@@ -60,7 +60,7 @@ class Timed:
         self.heard: list[Recorder] = []
         self.batches: list[Batch] = []
         scheduler, self.fuse = drive.engine.scheduler, drive.engine.runner.fuser.run
-        scheduler.costs = scheduler.learning.costs = scheduler._predictor._costs = Told()
+        scheduler.costs = scheduler.learning.costs = scheduler._predictor.costs = Told()
         self.choose = scheduler.select
         scheduler.select = self.chosen  # type: ignore[method-assign]
         drive.engine.runner.fuser.run = self.run  # type: ignore[method-assign]

@@ -59,7 +59,7 @@ class AdmissionControl:
         """
         predictor, alone_s = self._predictor, None
         if predictor.is_informed(request):
-            alone_s = predictor.whole_s(request) * predictor.slowdown
+            alone_s = predictor.whole_s(request) * predictor.costs.slowdown
         return alone_s, self.wait_s, self.speed
 
     def check(
@@ -82,7 +82,7 @@ class AdmissionControl:
             due_s = self._clock() + request.deadline_s - waited_s
             before = [state.parked for state in running]
             ahead_s = sum(entry.left_s for entry in before if entry and entry.deadline_s <= due_s)
-            end_s = waited_s + (whole_s + ahead_s) * predictor.slowdown
+            end_s = waited_s + (whole_s + ahead_s) * predictor.costs.slowdown
             self._overload.check_deadline(request.request_id, request.deadline_s, end_s)
         self._newest_s = whole_s
         wait_s, fill = self._update_stage()
@@ -99,7 +99,7 @@ class AdmissionControl:
         """Predicted seconds until the next place is free; None without data."""
         speed, lefts_s = self._speed, list(self._lefts_s)
         seconds = None if speed is None else speed.place_s(lefts_s)
-        return None if seconds is None else bounded(seconds * self._predictor.slowdown)
+        return None if seconds is None else bounded(seconds * self._predictor.costs.slowdown)
 
     def starts_s(self, queued: Sequence[RequestState], running: int) -> list[float | None]:
         """Predicted seconds until each queued request starts, in queue order.
@@ -112,7 +112,7 @@ class AdmissionControl:
             return [None] * len(queued)
         works_s = [job.queued.left_s if job.queued else self._newest_s for job in queued]
         starts_s = self._speed.starts_s(list(self._lefts_s), places, works_s)
-        return [start_s * self._predictor.slowdown for start_s in starts_s]
+        return [start_s * self._predictor.costs.slowdown for start_s in starts_s]
 
     def to_json(self) -> dict[str, Any]:
         """For `statistics`."""
@@ -129,7 +129,7 @@ class AdmissionControl:
         if self._speed is None:
             return 0.0
         unseen = max(0, len(self._queue) - self._seen_requests)
-        work_s = (self._waiting_s + unseen * self._newest_s) * self._predictor.slowdown
+        work_s = (self._waiting_s + unseen * self._newest_s) * self._predictor.costs.slowdown
         return self._speed.wait_s(work_s)
 
     def _update_stage(self) -> tuple[float, float]:

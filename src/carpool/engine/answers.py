@@ -80,10 +80,6 @@ class AnswerList:
                 answered += [(state, answer)] if answer is not None else []
         return answered
 
-    def forget(self) -> None:
-        """Drop answers shared between requests: modules may have changed."""
-        self.shared.clear()
-
     def _step_cache(self, state: RequestState) -> StepCache | None:
         threshold = state.request.step_cache
         threshold = self._threshold if threshold is None else threshold

@@ -14,6 +14,7 @@ generated token by token. A fused forward may differ from a lone call in its las
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -23,12 +24,12 @@ from torch.nn.modules import module as torch_modules
 from carpool.engine import serialization
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.containment import Stages, TurnStage
-from carpool.engine.digests import Digests, Unfusable
+from carpool.engine.digests import Digests, Unfusable, flag
 from carpool.engine.execute import Failure, RunCalls
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
 from carpool.engine.intercept import Call
 from carpool.engine.language.parts import WRITING
-from carpool.engine.overlay.module_state import ModuleState
+from carpool.engine.overlay.module_state import TreeState
 from carpool.engine.probation.snapshot import shares_memory, tensors_in, versions
 from carpool.engine.request import RequestState
 from carpool.engine.serialization import Unpackable, copied
@@ -78,8 +79,7 @@ class ConditioningCache:
         self._codes: dict[int, tuple[list[nn.Module], list[Any], bool]] = {}
         self._unkept: set[tuple[int, str]] = set()  # methods whose answers cannot be cached
         self._ran: dict[int, nn.Module] = {}  # modules that ran since `note_modules`, by their ids
-        # by module id: states of its submodules; its buffers and their versions
-        self._states: dict[int, tuple[list[ModuleState], list[Tensor], list[int]]] = {}
+        self._states: dict[int, TreeState] = {}  # by module id
         self._switches: list[Any] = []  # torch's, as the states were recorded
         self.prefix_tokens = 0  # prompt tokens not processed again: `prefixes.py`
         self.has_news = False  # an answer was cached since the last check of the parked calls
@@ -102,7 +102,7 @@ class ConditioningCache:
         if any(type(t) is not Tensor or t.layout is not torch.strided for t in tensors):
             return None
         try:
-            content = self._digests.nested(arguments)
+            content = flag(arguments, self._digests.of)
         except Unfusable:
             return None
         strides = tuple([tensor.stride() for tensor in tensors])
@@ -125,10 +125,12 @@ class ConditioningCache:
         hooks = torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks
         entry = self._codes.get(id(module))
         parts = entry[0] if entry else list(module.modules())
-        code = [  # numbers of hooks are never given again
-            (cls, own.get("processor"), own.get("forward"), *[[*own[n]] for n in _HOOKS if own[n]])
-            for cls, own in [(part.__class__, vars(part)) for part in parts]
-        ]
+        attributes = [*map(vars, parts)]
+        code = [
+            [*map(type, parts)],
+            [(own.get("processor"), own.get("forward")) for own in attributes],
+            [*chain.from_iterable([own[n] for own in attributes for n in _HOOKS])],
+        ]  # numbers of hooks are never given again
         if entry is None or entry[1] != code:
             is_foreign = next(foreign_parts(module, parts), None) is not None
             entry = self._codes[id(module)] = parts, code, is_foreign
@@ -234,25 +236,23 @@ class ConditioningCache:
             registry.clear()
         self._bytes, self._clearances = 0, self._clearances + 1
 
-    def runs(self, module: nn.Module) -> None:
+    def runs(self, module: nn.Module, phase: Phase) -> None:
         """Note that a module runs: its own forwards may change its state."""
-        self._ran[id(module)] = module
+        if phase == "encode" or id(module) in self._states:
+            self._ran[id(module)] = module
 
     def note_modules(self) -> None:
         """Record the state of the modules that ran, as the last request ends."""
         for key, module in self._ran.items() if self._entries else ():
-            buffers, has_storages = list(module.buffers()), self._has_storages
-            parts = [ModuleState.of(part, with_storage=has_storages) for part in module.modules()]
-            self._states[key] = parts, buffers, versions(buffers)
+            if key not in self._states or not self._states[key].is_now():
+                self._states[key] = TreeState(module, with_storage=self._has_storages)
         self._ran.clear()
         self._switches = of_torch()
 
     def have_changed(self) -> bool:
         """Whether code outside of requests has changed a module or torch since `note_modules`."""
-        return (bool(self._states) and of_torch() != self._switches) or not all(
-            versions(buffers) == before and all(state.is_now() for state in parts)
-            for parts, buffers, before in self._states.values()
-        )
+        is_torch_changed = bool(self._states) and of_torch() != self._switches
+        return is_torch_changed or not all(state.is_now() for state in self._states.values())
 
     def statistics(self) -> dict[str, int]:
         """Hits, misses, and the size of the cache. From any thread."""

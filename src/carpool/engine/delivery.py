@@ -30,17 +30,13 @@ class OffLoop:
         self._hosting = ThreadPoolExecutor(1, "carpool-text")
         self.finish: RunOffLoop = run or self._finishing.submit
         self.host: RunOffLoop = run or self._hosting.submit
-        self.wait: RunOffLoop = run or _in_thread
+        thread = partial(Thread, name="carpool-language", daemon=True)  # the end waits for none
+        self.wait: RunOffLoop = run or (lambda work: thread(target=work).start())
 
     def close(self) -> None:
         """Wait for outcomes in progress; drop queued host calls: their requests have ended."""
         self._hosting.shutdown(cancel_futures=True)
         self._finishing.shutdown()
-
-
-def _in_thread(work: Callable[[], None]) -> None:
-    """Run blocking work on its own daemon thread; the engine's end does not wait for it."""
-    Thread(target=work, name="carpool-language", daemon=True).start()
 
 
 def deliver(

@@ -1,18 +1,19 @@
 """Describe the calls of running requests: fuse key, rows, adapters.
 
-A request makes nearly the same call at every step: only the latents differ. So the description of
-its last call of each method is cached with tests of its arguments, and reused while the arguments
-pass them. The tests cost a tenth of `Fuser.describe`.
+A request makes nearly the same calls at every step, two with guidance: only the latents differ. So
+the descriptions of its last calls are cached with tests of the arguments, and reused for arguments
+that pass. The tests cost a tenth of `Fuser.describe`.
 """
 
 import logging
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 from torch import Tensor
 
-from carpool.engine.fuse import Fuser
+from carpool.engine.fuse import Alone, Fuser
 from carpool.engine.intercept import Call, Target
 from carpool.engine.language.parts import WRITING
 from carpool.engine.probation.probation import Probation
@@ -20,6 +21,8 @@ from carpool.engine.specs.rule import NoTest, Test
 from carpool.types import CheckedRequest
 
 log = logging.getLogger("carpool")
+
+MOST = 4  # a request's descriptions of a method; half: guidance with three calls has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,8 @@ class Description:
         return True
 
 
-Descriptions = dict[int, Description]
-"""A request's descriptions of its last call of each method, by the `id` of the target."""
+Descriptions = dict[int, deque[Description]]
+"""A request's last descriptions of each method, newest first, by the `id` of the target."""
 
 
 class Describer:
@@ -80,32 +83,29 @@ class Describer:
             call = replace(call, lora=request.lora)
         # other targets are created for each call: their `id` is not stable
         is_lasting = target.spec is not None and not target.is_exclusive
-        before = descriptions.get(id(target)) if is_lasting else None
-        if before is not None and before.holds_for(call):
-            key, rows, is_tried = before.key, before.rows, before.is_tried
-        else:
+        cached = descriptions.get(id(target), ()) if is_lasting else ()
+        description = next((entry for entry in cached if entry.holds_for(call)), None)
+        if description is None:
             call = self._probation.infer_spec(call)
             if call.target.spec is None and target.method not in WRITING:
                 self._log_once(target)
             key, rows = self._fuser.describe(call)
             hash(key)  # raises now if a value cannot be hashed
-            is_tried = self._probation.is_tried(call.target)
-            if is_lasting and (tests := _tests(target, call)) is not None:
-                names = tuple(call.kwargs)
-                descriptions[id(target)] = Description(
-                    len(call.args), names, tests, is_tried, key, rows
-                )
-            else:
-                descriptions.pop(id(target), None)
-        if is_tried and self._probation.runs_alone(call, key):
-            key = self._fuser.alone(call)
-        return call, (key, request.lora) if self._is_grouped else key, rows
+            is_tried, names = self._probation.is_tried(call.target), tuple(call.kwargs)
+            tests = _tests(target, call) if is_lasting else ()
+            description = Description(len(call.args), names, tests, is_tried, key, rows)
+            if tests:
+                descriptions.setdefault(id(target), deque(maxlen=MOST)).appendleft(description)
+        key = description.key
+        if description.is_tried and self._probation.runs_alone(call, key):
+            key = Alone(call)
+        return call, (key, request.lora) if self._is_grouped else key, description.rows
 
     def alone(self, call: Call, request: CheckedRequest) -> tuple[Call, Hashable, int]:
         """The fallback when `describe` raises: the call runs alone."""
         if request.lora:
             call = replace(call, lora=request.lora)
-        return call, self._fuser.alone(call), 1
+        return call, Alone(call), 1
 
     def _log_once(self, target: Target) -> None:
         name = type(target.module).__name__
@@ -118,15 +118,15 @@ class Describer:
             )
 
 
-def _tests(target: Target, call: Call) -> tuple[Test, ...] | None:
-    """A test for each argument; None: the description must not be reused."""
+def _tests(target: Target, call: Call) -> tuple[Test, ...]:
+    """A test for each argument; empty: the description must not be reused."""
     spec = target.spec
     if spec is None or any(call.arguments().get(name) is None for name in spec.needs):
-        return None  # it runs alone: no other call has its key
+        return ()  # it runs alone: no other call has its key
     if not isinstance(call.arguments().get(spec.rows), Tensor):
-        return None
+        return ()
     arguments = [*zip(target.positional, call.args, strict=False), *call.kwargs.items()]
     try:
         return tuple([spec.rule(name).same(value) for name, value in arguments])
     except NoTest:
-        return None
+        return ()

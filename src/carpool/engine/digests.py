@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping
+from operator import itemgetter  # parts of keys need not be comparable, only names
 from typing import Any
 
 import torch
@@ -41,24 +42,17 @@ class Digests:
             self._digests[value] = version_and_digest
         return value.dtype, value.device, tuple(value.shape), version_and_digest[1]
 
-    def nested(self, value: Any) -> Hashable:
-        """A digest of tensors in lists, tuples and dicts, with the plain values among them."""
-        return flag(value, self.of)
-
     def content(self, value: Any) -> Hashable:
         """A value that distinguishes arguments by content: a digest of each tensor."""
         if isinstance(value, Tensor):
             return id(value) if value.is_inference() else self.of(value)
         if isinstance(value, Mapping):
-            return tuple(sorted(((str(n), self.content(v)) for n, v in value.items()), key=name_of))
+            return tuple(
+                sorted(((str(n), self.content(v)) for n, v in value.items()), key=itemgetter(0))
+            )
         if isinstance(value, (list, tuple)):
             return tuple(self.content(entry) for entry in value)
         return repr(value)
-
-
-def name_of(entry: tuple[str, Hashable]) -> str:
-    """The sort key of (name, part) pairs; the parts need not be comparable."""
-    return entry[0]
 
 
 def flag(value: Any, of: Callable[[Tensor], Hashable] | None = None) -> Hashable:
@@ -74,5 +68,5 @@ def flag(value: Any, of: Callable[[Tensor], Hashable] | None = None) -> Hashable
     if isinstance(value, (list, tuple)):
         return type(value), tuple(flag(entry, of) for entry in value)
     if isinstance(value, Mapping):
-        return tuple(sorted(((str(n), flag(v, of)) for n, v in value.items()), key=name_of))
+        return tuple(sorted(((str(n), flag(v, of)) for n, v in value.items()), key=itemgetter(0)))
     raise Unfusable

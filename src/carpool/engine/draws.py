@@ -59,7 +59,10 @@ class Draws:
 
     def _together(self, run: RunCalls, states: Sequence[RequestState]) -> list[Any] | None:
         """The answers of a fused forward; None if it drew random numbers."""
-        numbers = self._idle.pop() if self._idle else self._unmoved()
+        numbers = self._idle.pop() if self._idle else RandomState(0, self._device)
+        if numbers.states is None:
+            numbers.enter()
+            numbers.leave()
         before = numbers.states
         numbers.enter()
         try:
@@ -70,12 +73,6 @@ class Draws:
             return None
         self._idle.append(numbers)
         return answers
-
-    def _unmoved(self) -> RandomState:
-        numbers = RandomState(0, self._device)
-        numbers.enter()
-        numbers.leave()
-        return numbers
 
 
 def _contained(run: RunCalls, state: RequestState) -> Any:

@@ -8,12 +8,13 @@ of each argument; this module knows no model.
 import math
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
+from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from carpool.engine.digests import Digests, Unfusable, name_of
+from carpool.engine.digests import Digests, Unfusable
 from carpool.engine.intercept import Call, Target, computes_together
 from carpool.engine.language.parts import PREFILL
 from carpool.engine.numerics import DATA, ROW, ROWS, Exact, is_followed
@@ -41,30 +42,26 @@ class Fuser:
         """
         target = call.target
         if target.spec is None or target.is_exclusive:
-            return _Alone(call), 1
+            return Alone(call), 1
         arguments = call.arguments()
         if any(arguments.get(name) is None for name in target.spec.needs):
-            return _Alone(call), 1
+            return Alone(call), 1
         try:
             rows = len(arguments[target.spec.rows])
             if not rows:
-                return _Alone(call), 1
+                return Alone(call), 1
             context = KeyContext(rows, arguments, self.digests, self.is_exact, self._follows(call))
             parts = [
                 (name, target.spec.rule(name).key_part(value, context))
-                for name, value in sorted(arguments.items(), key=name_of)
+                for name, value in sorted(arguments.items(), key=itemgetter(0))
                 if not self._is_implied(target, name, value, context)
             ]
         except (Unfusable, AttributeError, KeyError, TypeError):  # no rule covers it
-            return _Alone(call), 1
+            return Alone(call), 1
         if target.modes:
             parts.append(("modes", target.modes))
         method = "generate" if target.method == PREFILL else target.method  # the same decoder
         return (target.component, method, tuple(parts)), rows
-
-    def alone(self, call: Call) -> Hashable:
-        """A key that no other call shares."""
-        return _Alone(call)
 
     def run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
         """Run calls of one key as one forward.
@@ -152,7 +149,7 @@ class Fuser:
         return self._followed[module] and not (call.lora and self.is_exact)
 
 
-class _Alone:
+class Alone:
     """The key of a call that runs alone: equal only to itself."""
 
     def __init__(self, call: Call) -> None:

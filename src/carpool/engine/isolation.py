@@ -11,7 +11,7 @@ when the request pauses, and recorded: such a request has to ride privately.
 import contextvars
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -126,6 +126,7 @@ class RequestContext:
         copies: bool,
     ) -> None:
         self.changes, self.random, self.pins = changes, random, pins
+        self.generating, self.is_generating = changes.generating, changes.is_generating
         self.request_id, self.warnings = "", list[str]()  # its id; warnings for its answer
         self.names: Collection[str] = ()  # names of the arguments in its request
         self.note_texts: Callable[[Any], None] = ignore_texts  # called with the texts it tokenizes
@@ -247,13 +248,6 @@ class RequestContext:
                 return variables.run(reported, *args, **kwargs)
 
         return method
-
-    def generating(self, component: nn.Module) -> AbstractContextManager[None]:
-        """Mark a component as generating text, token by token, for the request."""
-        return self.changes.generating(component)
-
-    def is_generating(self, component: nn.Module) -> bool:
-        return self.changes.is_generating(component)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from carpool.engine.execute import Wrapper
 from carpool.engine.journal import Journal
 from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.model_runner import ModelRunner
-from carpool.engine.observe.load_report import LoadReport
+from carpool.engine.observe.stats import LoadReport
 from carpool.engine.observe.timeline import ForwardObserver
 from carpool.engine.parts import EngineParts
 from carpool.engine.request import Listener

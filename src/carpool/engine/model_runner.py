@@ -81,7 +81,7 @@ class ModelRunner:
         """
         target = selections[0][0].call.target
         if target.phase != "denoise":
-            self._conditioning.runs(target.module)
+            self._conditioning.runs(target.module, target.phase)
         is_shared = len(selections) > 1 or len(selections[0]) > 1
         run = self._wrapped[target.phase == "encode", is_shared]
         widths, free = self._scheduler.widths, self._free_memory

@@ -37,7 +37,7 @@ class Predictor:
     """
 
     def __init__(self, card: Card, costs: Costs, vae_scale_px: int) -> None:
-        self._card, self._costs, self._vae_scale_px = card, costs, vae_scale_px
+        self._card, self.costs, self._vae_scale_px = card, costs, vae_scale_px
         self._defaults, self._size_px = _defaults(card), card.usual_size_px
         self._kinds: dict[Hashable, CallKind] = {}
         self._step_calls: dict[RequestSize, tuple[CallKind, int]] = {}  # denoising call of a step
@@ -66,10 +66,10 @@ class Predictor:
             state.writer = state.call.target.component
         if phase == "denoise":
             self._note_step(state, kind, state.rows)
-            step_s = self._costs.baseline_s(kind, state.rows) * self._calls_a_step
+            step_s = self.costs.baseline_s(kind, state.rows) * self._calls_a_step
             left_s, whole_s = (timeline.steps - timeline.step) * step_s, timeline.steps * step_s
         elif phase == "decode":
-            left_s = self._costs.baseline_s(kind, state.rows)
+            left_s = self.costs.baseline_s(kind, state.rows)
         elif timeline.tokens:
             left_s = self.whole_s(state.request, timeline.tokens)
         return ParkedCall(
@@ -106,11 +106,11 @@ class Predictor:
 
     def _token_s(self, kind: CallKind) -> float:
         """Seconds of a text's token: its own code may take longer than the forward."""
-        return self._costs.turn_s(kind, 1, self._costs.baseline_s(kind, 1))
+        return self.costs.turn_s(kind, 1, self.costs.baseline_s(kind, 1))
 
     def _step_s(self, request: CheckedRequest) -> float:
         call = self._step_calls.get(_size(request), self._last_step_call)
-        return self._costs.baseline_s(*call) * self._calls_a_step if call else 1.0
+        return self.costs.baseline_s(*call) * self._calls_a_step if call else 1.0
 
     def steps_left(self, state: RequestState) -> float:
         """Remaining steps, or tokens of a text; 0 before the first one.
@@ -138,7 +138,7 @@ class Predictor:
         Half as often as it takes to be done within a step of those that draw, or within the forward
         of a single token: less of it takes no less time.
         """
-        part, costs = 1 << (tokens - 1).bit_length(), self._costs
+        part, costs = 1 << (tokens - 1).bit_length(), self.costs
         token = _kind_of_tokens(f"{component}.generate", 1)
         steps_s = [costs.baseline_s(call.kind, call.rows) for call in drawing]
         if steps_s and not costs.curve(token).is_empty:
@@ -151,10 +151,10 @@ class Predictor:
         """Seconds of a denoising step, per size that has run, by the number of sharing requests."""
         durations: dict[RequestSize, list[float]] = {}
         for size, (kind, rows) in list(self._step_calls.items())[-MAX_SIZES:]:
-            curve = self._costs.curve(kind)
+            curve = self.costs.curve(kind)
             if not curve.is_empty:
                 seconds = step_seconds(
-                    self._costs, kind, rows, most_rows=most_rows, most_running=most_running
+                    self.costs, kind, rows, most_rows=most_rows, most_running=most_running
                 )
                 durations[size] = [second * self._calls_a_step for second in seconds]
         return durations
@@ -163,17 +163,12 @@ class Predictor:
         """Usual tokens of texts, and seconds of a token, by number of sharing texts."""
         texts: dict[str, tuple[float, list[float]]] = {}
         for writer, (kind, tokens) in list(self._texts.items())[-MAX_SIZES:]:
-            if self._costs.curve(kind).is_empty:  # all was replayed from journals
+            if self.costs.curve(kind).is_empty:  # all was replayed from journals
                 continue
-            forwards_s = step_seconds(self._costs, kind, 1, most_rows=most, most_running=most)
-            turns_s = [self._costs.turn_s(kind, n, s) for n, s in enumerate(forwards_s, 1)]
+            forwards_s = step_seconds(self.costs, kind, 1, most_rows=most, most_running=most)
+            turns_s = [self.costs.turn_s(kind, n, s) for n, s in enumerate(forwards_s, 1)]
             texts[writer] = tokens, turns_s
         return texts
-
-    @property
-    def slowdown(self) -> float:
-        """Current seconds of work, as a multiple of predicted seconds."""
-        return self._costs.slowdown
 
     def is_informed(self, request: CheckedRequest) -> bool:
         """Whether the prediction for a request is more than a guess."""
@@ -184,7 +179,7 @@ class Predictor:
     def is_proven(self) -> bool:
         """Whether predictions come from several forwards: the first ones are often slow."""
         call = self._last_step_call
-        return call is not None and self._costs.curve(call[0]).is_proven
+        return call is not None and self.costs.curve(call[0]).is_proven
 
     def _note_step(self, state: RequestState, kind: CallKind, rows: int) -> None:
         self._last_step_call = kind, rows

@@ -79,11 +79,10 @@ class RunningRequests:
             have_changed = self._stages.contain("cache", True, self.answers.shared.have_changed)
             if self._isolation.note_weights() or have_changed:
                 self._isolation.note_modules()
-                self.answers.forget()
+                self.answers.shared.clear()
         self.by_number.update((state.number, state) for state in states)
-        if len(self.by_number) > 1:
-            for state in self.by_number.values():
-                state.has_company = True
+        for state in self.by_number.values() if len(self.by_number) > 1 else ():
+            state.has_company = True
 
     def start(self, state: RequestState) -> None:
         """Start the pipeline of a queued request."""
@@ -381,7 +380,7 @@ class RunningRequests:
             if state is self.private:
                 self.private = None
                 self._isolation.note_weights()
-                self.answers.forget()
+                self.answers.shared.clear()
             if not self.by_number:
                 contain("cache", None, self.answers.shared.note_modules)
             contain("timeline", None, self._timelines.end, state.timeline, error, now_s)

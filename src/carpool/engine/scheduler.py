@@ -129,9 +129,7 @@ class Scheduler:
         the weights.
         """
         self.width_reasons.clear()
-        contain = self._stages.contain
-        view = self._view
-        is_limited = self.widths.are_limited
+        contain, view, is_limited = self._stages.contain, self._view, self.widths.are_limited
         parked = [
             cached
             if (cached := state.parked) and cached.order == state.order and not is_limited

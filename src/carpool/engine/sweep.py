@@ -44,12 +44,6 @@ class _Last:
     """Parked by a forward that waits until no other one is parked at a block."""
 
 
-def wait_for_others() -> None:
-    """In a shared sweep: wait until all other forwards have ended and released their memory."""
-    if in_fiber("forward"):
-        park(_Last())
-
-
 class ForwardContext:
     """The private state of a forward while others of its sweep run: see `fiber.FiberContext`.
 
@@ -284,6 +278,7 @@ def _sharing_key(call: Call) -> Hashable:
 
 
 def free_last(free: Callable[[], None]) -> None:
-    """Free memory after the other forwards of the sweep have ended."""
-    wait_for_others()
+    """Free memory; in a shared sweep, after all other forwards have ended and released theirs."""
+    if in_fiber("forward"):
+        park(_Last())
     free()

@@ -27,7 +27,7 @@ class WatchedEngine:
         self, parts: EngineParts, running: RunningRequests, at_end: Callable[[str], None]
     ) -> None:
         self._parts, self._queue, self._running = parts, parts.queue, running
-        self._at_end, self._thread = at_end, 0
+        self.is_blocked, self._thread = at_end, 0
         self._initial_threads = set[int]()  # threads not started by a request
 
     def begin(self) -> "WatchedEngine":
@@ -64,10 +64,6 @@ class WatchedEngine:
             running = self._running.states
             for state, error in self._queue.take_ended(running):
                 self._answer(state, error, is_queued=state not in running)
-
-    def is_blocked(self, place: str) -> None:
-        """Handle a thread stuck at a line, for good or for longer than closing may take."""
-        self._at_end(place)
 
     def answer_all(self, error: CarpoolError) -> None:
         """Answer all requests, queued and running, of a thread that is given up.

@@ -137,7 +137,7 @@ def test_parts_are_as_long_as_a_step_or_a_token_but_a_block_at_least() -> None:
         token = CallKind("text_encoder.generate", 1, "token")
         tokens = {1: token_s} | {n: max(token_s, 0.001 * n) for n in (BLOCK, 512)}
         curves = {token: tokens, call.kind: {1: step_s}}
-        predictor._costs = Costs({kind: Curve(seconds) for kind, seconds in curves.items()})
+        predictor.costs = Costs({kind: Curve(seconds) for kind, seconds in curves.items()})
         return predictor.prompt_part("text_encoder", 500, [call])
 
     with driving(author("llama")) as drive:

@@ -249,8 +249,8 @@ def test_what_keeps_two_calls_apart_has_a_word(other: Any, words: set[str]) -> N
 def test_the_nearest_call_is_the_one_that_differs_in_least() -> None:
     far = key(hidden_states=LARGE, encoder_hidden_states=LARGE, guidance=SMALL)
 
-    assert nearest(key(), [far, key(guidance=SMALL)]) == "guidance"
-    assert nearest(key(), [far]) == "size"
+    assert nearest(key(), (far, key(guidance=SMALL))) == "guidance"
+    assert nearest(key(), (far,)) == "size"
 
 
 def parked(order: int, key: Any, name: str = "transformer.forward") -> ParkedCall:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from torch import Tensor, nn
 
-from carpool.engine.fuse import Fuser
+from carpool.engine.fuse import Alone, Fuser
 from carpool.engine.probation.kinds import QUORUM
 from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
@@ -78,7 +78,7 @@ class Trial:
         for call in made:
             key, rows = self.fuser.describe(call)
             if self.probation.runs_alone(call, key):
-                key = self.fuser.alone(call)
+                key = Alone(call)
             described.append((call, key, rows))
         answers: dict[int, Any] = {}
         keys: dict[Any, list[int]] = {}

@@ -49,7 +49,7 @@ class Pins:
             ask: computes the value in diffusers.
             context: the fiber's context.
         """
-        if id(module) not in self._components or context.changes.are_possible:
+        if id(module) not in self._components or context.changes.before:
             return ask(module)
         key = id(module), name
         if key not in self._answers:

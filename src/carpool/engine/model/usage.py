@@ -11,14 +11,14 @@ from carpool.types import CheckedRequest
 
 
 class Meter:
-    """Counts the input and output of a request in tokens of its model."""
+    """Counts input and output of a request in tokens of its model; n outputs share a prompt."""
 
     def __init__(self, loaded: LoadedPipeline) -> None:
         # copies: fast tokenizers cannot be used by two threads at once
         tokenizer: Any = getattr(loaded.pipe, "tokenizer", None)
         self._here, self._there = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
         self._thread = ThreadPoolExecutor(1, "carpool-usage")
-        self._count_there = lru_cache(64)(self._count)  # the n outputs of a request share a prompt
+        self._count_there = lru_cache(64)(lambda text: len(self._there(text).input_ids))
         self._card = loaded.card
 
     def usage(self, request: CheckedRequest) -> "Future[tuple[int, int]]":
@@ -33,9 +33,6 @@ class Meter:
         counts: Future[tuple[int, int]] = Future()
         counts.set_result((len(self._here(text).input_ids) if text else 0, self._patches(request)))
         return counts
-
-    def _count(self, text: str) -> int:
-        return len(self._there(text).input_ids)
 
     def _patches(self, request: CheckedRequest) -> int:
         sizes = zip(("width", "height"), self._card.usual_size_px or (0, 0), strict=True)

@@ -5,7 +5,7 @@ of the main loop shows other threads for how long it has been busy with one task
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -15,7 +15,7 @@ from torch import nn
 from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.observe.timeline import Forward, width_of
 from carpool.telemetry.histograms import histogram, statistics_of
-from carpool.types import BUCKETS_S, Clock
+from carpool.types import BUCKETS_S, Clock, RequestSize
 
 FORWARD_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, *BUCKETS_S)
 PACE_S = 20  # window of the steps per second
@@ -143,6 +143,18 @@ class LoopProgress:
         """Seconds since the last beat, 0 when idle; and the expected seconds. From any thread."""
         now = self._now  # read once: the other thread replaces the whole pair
         return (0.0, 0.0) if now is None else (self.clock() - now[0], now[1])
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The load of one engine, for the router: costs of steps, and running requests' steps."""
+
+    step_costs: Mapping[RequestSize, list[float]]  # seconds, by number of sharing requests
+    text_costs: Mapping[str, tuple[float, list[float]]]  # tokens, and a token's seconds, by writer
+    steps_left: Mapping[str, float]  # keyed by request id; tokens for texts
+    shares_sweeps: bool  # streamed weights: requests of all sizes share every step
+    place_s: float | None  # predicted seconds until the next request can start; None: unknown
+    private: Mapping[str, str]  # why requests ride alone, by task
 
 
 def memory(loaded: LoadedPipeline) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The reason why a forward is not wider: the difference of the fuse keys."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -30,20 +31,20 @@ _ABSENT = object()
 def width_reason(choice: Choice, parked: Sequence[ParkedCall]) -> str:
     """The reason why the policy found no other call that fits, while others are parked.
 
-    `group`: others fit, but would slow down the cohort
-    that started together. `differs:WHAT`: the main difference from the most similar call of the
-    method, such as `size`, or `component` if all others are parked on other methods.
+    `group`: others fit, but would slow down the cohort that started together. `differs:WHAT`: the
+    main difference from the most similar call of the method, such as `size`, or `component`.
     """
     leader, members = choice.calls[0], {call.order for call in choice.calls}
     method = leader.kind.name
     keys_of_method = (c.key for c in parked if c.order not in members and c.kind.name == method)
-    keys = list(islice(keys_of_method, LOOKED_AT))
+    keys = tuple(islice(keys_of_method, LOOKED_AT))
     if not keys:
         return "differs:component"
     return "group" if leader.key in keys else f"differs:{nearest(leader.key, keys)}"
 
 
-def nearest(key: Hashable, candidates: Iterable[Hashable]) -> str:
+@lru_cache(256)
+def nearest(key: Hashable, candidates: tuple[Hashable, ...]) -> str:
     """The main difference of a key from the most similar candidate, as a word."""
     words = min((differences(key, candidate) for candidate in candidates), key=len)
     return min(words, key=lambda word: (_ORDER.get(word, len(_ORDER)), word), default="arguments")

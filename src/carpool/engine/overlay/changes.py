@@ -42,7 +42,7 @@ class Changes:
 
     def __init__(self, shared: SharedModules) -> None:
         self._shared = shared
-        self.before: dict[int, tuple[nn.Module, ModuleState]] = {}  # keyed by module id
+        self.before: dict[int, tuple[nn.Module, ModuleState]] = {}  # since the last pause, by id
         self.has_state = False  # whether it has private state: it has begun to generate
         self.names: dict[str, None] = {}  # names of changed modules, in order
         self._generating: dict[int, list[dict[str, Any]]] = {}  # configs of generating components
@@ -118,11 +118,6 @@ class Changes:
             children = self._shared.children.get(id(module))
             self.before[id(module)] = module, ModuleState.of(module, children, with_storage=False)
         return self.before[id(module)][1]
-
-    @property
-    def are_possible(self) -> bool:
-        """Whether a module was written since the last pause."""
-        return bool(self.before)
 
     def take_back(self) -> None:
         """Restore all modules; record changed ones in `names`, or as private entries."""

@@ -4,6 +4,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -12,6 +14,7 @@ from diffusers.configuration_utils import FrozenDict
 from torch import Tensor, nn
 
 from carpool.engine.overlay.writes import data, point
+from carpool.engine.probation.snapshot import versions
 
 REGISTRY = "_diffusers_hook"  # diffusers' attribute for its hooks
 ABSENT = object()
@@ -72,13 +75,13 @@ class ModuleState:
     def is_same_but_entries(self) -> bool:
         """Whether at most entries of its dictionaries differ from the saved state."""
         are_same = all(_has_same(now, then) for now, then in self.collections)
-        return are_same and type(self.module) is self.kind and self.has_same_weights()
-
-    def has_same_weights(self) -> bool:
-        """Whether the saved weights and buffers still have their storages."""
-        return all(
-            tensor.requires_grad == flag and _is_same_storage(data(tensor), then)
-            for tensor, then, flag in self.tensors
+        return (
+            are_same
+            and type(self.module) is self.kind
+            and all(
+                tensor.requires_grad == flag and _is_same_storage(data(tensor), then)
+                for tensor, then, flag in self.tensors
+            )
         )
 
     def restore(self) -> None:
@@ -104,6 +107,35 @@ class ModuleState:
                 point(tensor, then)
             if tensor.requires_grad != flag:
                 tensor.requires_grad_(flag)
+
+
+class TreeState:
+    """The state of a module and all its parts, for comparison only, which takes a fraction."""
+
+    def __init__(self, module: nn.Module, *, with_storage: bool) -> None:
+        self._parts, self._buffers = list(module.modules()), list(module.buffers())
+        self._containers = [c for part in self._parts for c in _containers(part)]
+        self._values = [dict.values(c) for c in self._containers if isinstance(c, dict)]
+        self._weights = [*module.parameters(), *self._buffers] if with_storage else []
+        self._before = self._read()
+
+    def is_now(self) -> bool:
+        """Whether the module and its parts still have this state."""
+        facts, entries = self._read()
+        return facts == self._before[0] and _has_same(entries, self._before[1])
+
+    def _read(self) -> tuple[list[Any], list[Any]]:
+        facts = [*map(type, self._parts), *map(len, self._containers)]
+        facts += [*map(_address, self._weights), *versions(self._buffers)]
+        # names of dictionaries, entries of lists and sets; then values of dictionaries
+        return facts, [*chain.from_iterable(self._containers + self._values)]
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a quantized tensor has no storage
+        return 0
 
 
 def own_containers(module: nn.Module) -> Iterator[Any]:
@@ -145,7 +177,9 @@ def is_same(container: Any, copy: Any) -> bool:
 
 
 def _has_same(container: Any, values: list[Any]) -> bool:
-    return len(container) == len(values) and all(map(_is_same, container, values))
+    if len(container) != len(values):
+        return False
+    return all(map(is_, container, values)) or all(map(_is_same, container, values))
 
 
 def _are_same(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
@@ -164,10 +198,5 @@ def _is_same(value: Any, reference: Any) -> bool:
 def _is_same_storage(storage: Tensor, reference: Tensor) -> bool:
     if storage is reference:
         return True
-    forms = [(tensor.dtype, tensor.device, tensor.shape) for tensor in (storage, reference)]
-    if forms[0] != forms[1]:
-        return False
-    try:
-        return storage.data_ptr() == reference.data_ptr()
-    except RuntimeError:  # a quantized tensor has no storage
-        return True
+    forms = [(t.dtype, t.device, t.shape, _address(t)) for t in (storage, reference)]
+    return forms[0] == forms[1]

@@ -203,10 +203,19 @@ class Flag(First):
         return not holds_tensors(value)
 
     def _same(self, value: Any) -> Test:
-        raise NoTest
+        if (part := _flag(value)) is None:
+            raise NoTest
+        return lambda argument: _flag(argument) == part
 
 
 FLAG = Flag()
+
+
+def _flag(value: Any) -> Hashable | None:
+    try:
+        return flag(value)
+    except Unfusable:
+        return None
 
 
 def holds_tensors(value: Any) -> bool:

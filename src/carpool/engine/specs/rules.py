@@ -6,12 +6,13 @@ Each is a class or an object with all operations for an argument; see `rule.py`.
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from carpool.engine.digests import Unfusable, name_of
+from carpool.engine.digests import Unfusable, flag
 from carpool.engine.specs.rule import (
     FLAG,
     CallArguments,
@@ -111,7 +112,7 @@ class Share(First):
 
     def key(self, value: Any, context: KeyContext) -> Hashable:
         if isinstance(value, (list, tuple)) and value:
-            return context.digests.nested(value)
+            return flag(value, context.digests.of)
         if not isinstance(value, Tensor):
             raise Unfusable
         return context.digests.of(value)
@@ -270,7 +271,7 @@ class Entries(Rule):
         if not isinstance(value, Mapping):
             return STACK.key(value, context)
         entries = [(name, self.entry(name).key_part(value[name], context)) for name in value]
-        return tuple(sorted(entries, key=name_of))
+        return tuple(sorted(entries, key=itemgetter(0)))
 
     def covers(self, value: Any) -> bool:
         if not isinstance(value, Mapping):
