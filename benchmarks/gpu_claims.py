@@ -45,9 +45,7 @@ def _drawn(rig: Rig, together: bool = True, **settings: Any) -> list[torch.Tenso
     settings = {"device": str(rig.device), "dtype": "float32", **settings}
     with carpool.load("shapes", **settings) as engine:
         sets = [_requests()] if together else [[request] for request in _requests()]
-        return [
-            pixels(output) for few in sets for output in engine.generate(few, progress=False)
-        ]  # fmt: skip
+        return [pixels(o) for few in sets for o in engine.generate(few, progress=False)]
 
 
 def _same(images: list[torch.Tensor], expected: list[torch.Tensor], limit: float = CLOSE) -> str:

@@ -16,19 +16,19 @@ import argparse
 import contextlib
 import faulthandler
 import importlib
-import json
 import os
 import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_records import Rows, outcome, read
+from benchmarks.gpu_records import Rows, append, outcome, read
 
 PARTS = {
     "check": "Does it run at all, and equal to plain diffusers?",
@@ -48,12 +48,19 @@ LAST_LINES = 12  # last lines of a failed part's output
 def inside(part: str, options: argparse.Namespace) -> None:
     """Measure one part, in this process."""
     faulthandler.enable()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     began_s = time.monotonic()
     module = importlib.import_module(f"benchmarks.gpu_{part}")
     rig = importlib.import_module("benchmarks.gpu_build").rig(options.device, options.tiny)
     rows = Rows(file_of(options, part), began_s + max(1.0, options.limit_s - GRACE_S))
     rows.write("machine", "machine", machine(rig))
     module.measure(rig, rows)
+
+
+def _end_with_parent() -> None:
+    """When the parent is gone, end this process and its children: they hold the device."""
+    os.read(0, 1)  # ends with the parent
+    os.killpg(0, signal.SIGKILL)
 
 
 def machine(rig: Any) -> dict[str, str]:
@@ -72,7 +79,8 @@ def run(part: str, options: argparse.Namespace) -> bool:
     command += ["--limit-s", str(options.limit_s), *(["--tiny"] if options.tiny else [])]
     log, began_s = options.output / f"{part}.log", time.monotonic()
     with log.open("wb") as stderr:
-        process = subprocess.Popen(command, stderr=stderr, start_new_session=True)
+        pipes: Any = {"stdin": subprocess.PIPE, "stderr": stderr}
+        process = subprocess.Popen(command, start_new_session=True, **pipes)
         try:
             how = f"status {status}" if (status := process.wait(options.limit_s)) else ""
         except subprocess.TimeoutExpired:
@@ -83,8 +91,7 @@ def run(part: str, options: argparse.Namespace) -> bool:
             process.wait()
     last = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if how else []
     end = {"seconds": round(time.monotonic() - began_s), "how": how, "said": "\n".join(last)}
-    with file_of(options, part).open("a") as lines:
-        lines.write(json.dumps({"row": "end", "state": "end", "cells": end}) + "\n")
+    append(file_of(options, part), {"row": "end", "state": "end", "cells": end})
     print(f"{part}: {end['seconds']} s{f', {how}' if how else ''}", flush=True)
     return not how
 
@@ -99,21 +106,17 @@ def page(folder: Path) -> str:
     lines = ["# Measured on one machine", "", "Made by `python -m benchmarks.gpu_page`; "
              "do not edit. The columns are explained in `benchmarks/gpu_*.py`."]  # fmt: skip
     for part, title in PARTS.items():
-        lines_read = read(folder / f"{part}.jsonl")
-        if lines_read:
+        if lines_read := read(folder / f"{part}.jsonl"):
             lines += ["", f"## {title}", "", *_part(lines_read)]
     return "\n".join(lines) + "\n"
 
 
 def _part(lines_read: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for state in ("machine", "end"):
-        last: dict[str, Any] = next(
-            (line["cells"] for line in reversed(lines_read) if line["state"] == state), {}
-        )
-        if state == "machine" and last:
-            yield f"{last['device']}; {last['versions']}."
-        elif last.get("how"):
-            yield f"\nThe part did not end by itself: {last['how']}.\n\n```\n{last['said']}\n```"
+    last = {line["state"]: line["cells"] for line in lines_read}
+    if "machine" in last:
+        yield f"{last['machine']['device']}; {last['machine']['versions']}."
+    if (end := last.get("end", {})).get("how"):
+        yield f"\nThe part did not end by itself: {end['how']}.\n\n```\n{end['said']}\n```"
     rows = outcome([line for line in lines_read if line["state"] not in ("machine", "end")])
     tables: dict[str, list[dict[str, Any]]] = {}
     for line in rows:
@@ -136,11 +139,7 @@ def _part(lines_read: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     head = list(dict.fromkeys(name for row in rows for name in row))
-    for cells in (
-        head,
-        ["---"] * len(head),
-        *([row.get(name, "") for name in head] for row in rows),
-    ):
+    for cells in (head, ["---"] * len(head), *([row.get(n, "") for n in head] for row in rows)):
         yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 
@@ -165,10 +164,10 @@ def main() -> None:
         return
     parts = PARTS if "all" in options.parts else [part for part in options.parts if part != "page"]
     ended_well = True
-    for part in parts:
-        ended_well &= run(part, options)
-        (options.output / "page.md").write_text(page(options.output), encoding="utf-8")
-    (options.output / "page.md").write_text(page(options.output), encoding="utf-8")
+    for part in [*parts, None]:
+        ended_well &= part is None or run(part, options)
+        with contextlib.suppress(OSError):  # a full disk: later parts print their rows
+            (options.output / "page.md").write_text(page(options.output), encoding="utf-8")
     sys.exit(not ended_well)
 
 

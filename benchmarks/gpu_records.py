@@ -66,10 +66,18 @@ class Rows:
             self.write(name, "measured", {**row, "took s": round(time.monotonic() - began_s, 1)})
 
     def write(self, name: str, state: str, cells: Cells) -> None:
-        line = json.dumps({"row": name, "state": state, "cells": cells})
-        print(line, flush=True)
-        with self._file.open("a") as lines:
-            lines.write(line + "\n")
+        line = {"row": name, "state": state, "cells": cells}
+        print(json.dumps(line), flush=True)
+        append(self._file, line)
+
+
+def append(file: Path, line: Mapping[str, Any]) -> None:
+    """Append a line; if the disk is full, it is only on the screen."""
+    try:
+        with file.open("a") as lines:
+            lines.write(f"\n{json.dumps(line)}\n")  # after a line that a crash cut off, too
+    except OSError as error:
+        print(f"{file} cannot be written: {error}", flush=True)
 
 
 def read(file: Path) -> list[dict[str, Any]]:

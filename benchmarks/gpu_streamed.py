@@ -6,6 +6,7 @@ unnamed GPU, one by one -> batched. *Copying*: time of the bus for the bytes of 
 """
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,9 +24,9 @@ COUNT, STEPS = 8, 10
 
 def measure(rig: Rig, rows: Rows) -> None:
     for name in NAMES:
-        for way in (_shared, _one_by_one, _diffusers):
-            label = f"{rig.model(name).title}, {WAYS[way]}"
-            rows.measure(label, partial(_row, rig, name, way), needs_s=30)
+        for label, way in WAYS.items():
+            row = f"{rig.model(name).title}, {label}"
+            rows.measure(row, partial(_row, rig, name, way), needs_s=30)
 
 
 def _row(rig: Rig, name: str, way: Any) -> dict[str, Any]:
@@ -36,14 +37,6 @@ def _row(rig: Rig, name: str, way: Any) -> dict[str, Any]:
         return {"size": str(size), "steps": steps, "requests": count, **cells,
                 "peak GiB": rig.marks.peak_gib(),
                 "published": PUBLISHED[subject.model.title]}  # fmt: skip
-
-
-def _shared(subject: Any, requests: list[Request]) -> dict[str, Any]:
-    return _through_engine(subject, [requests])
-
-
-def _one_by_one(subject: Any, requests: list[Request]) -> dict[str, Any]:
-    return _through_engine(subject, [[request] for request in requests])
 
 
 def _through_engine(subject: Any, sets: list[list[Request]]) -> dict[str, Any]:
@@ -69,6 +62,8 @@ def _diffusers(subject: Any, requests: list[Request]) -> dict[str, Any]:
     return {"s for 8": len(requests) * (time.monotonic() - began_s)}
 
 
-WAYS = {
-    _shared: "one sweep for all", _one_by_one: "one by one", _diffusers: "diffusers, one by one",
-}  # fmt: skip
+WAYS: dict[str, Callable[[Any, list[Request]], dict[str, Any]]] = {
+    "one sweep for all": lambda subject, requests: _through_engine(subject, [requests]),
+    "one by one": lambda subject, requests: _through_engine(subject, [[r] for r in requests]),
+    "diffusers, one by one": _diffusers,
+}

@@ -105,10 +105,7 @@ def section(model: PeerModel, results: Results) -> str:
 
 
 async def measure(
-    model: PeerModel,
-    rounds: int,
-    here: Sequence[Party],
-    servers: Mapping[str, Server],
+    model: PeerModel, rounds: int, here: Sequence[Party], servers: Mapping[str, Server]
 ) -> AsyncIterator[Results]:
     """Measure a model; gives all rounds so far after each, as a run of many may be cut.
 
