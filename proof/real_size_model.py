@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from diffusers import ModelMixin
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -151,7 +150,7 @@ def _pool() -> Tensor:
 def write_lora(folder: Path, component: str, file: Path) -> None:
     """Write an adapter of typical rank for the attention of a denoiser's blocks."""
     chance, weights = torch.Generator().manual_seed(1), {}
-    for name, shape in _read_shapes(folder / component).items():
+    for name, shape in _shapes(folder / component).items():
         if name.endswith(("attn.to_q.weight", "attn.to_k.weight", "attn1.to_q.weight")):
             layer = f"transformer.{name.removesuffix('.weight')}"
             for half, size in (("A", (RANK, shape[1])), ("B", (shape[0], RANK))):
@@ -160,22 +159,17 @@ def write_lora(folder: Path, component: str, file: Path) -> None:
     save_file(weights, file)
 
 
-def _read_shapes(folder: Path) -> dict[str, list[int]]:
-    shapes: dict[str, list[int]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            names = opened.keys()
-            shapes |= {name: opened.get_slice(name).get_shape() for name in names}
-    return shapes
-
-
-def write_gguf(folder: Path, file: Path) -> None:
-    """Write a random denoiser of a folder's configuration as GGUF, its matrices as Q8_0."""
+def _shapes(folder: Path) -> dict[str, torch.Size]:
     config = json.loads((folder / "config.json").read_text())
     values = {name: value for name, value in config.items() if not name.startswith("_")}
     weights = _weights(part([config["_class_name"], values], DTYPE))
-    shapes = {name: weight.shape for name, weight in weights.items()}
-    writer, kind = gguf.GGUFWriter(file, "flux"), gguf.GGMLQuantizationType.Q8_0
+    return {name: weight.shape for name, weight in weights.items()}
+
+
+def write_gguf(architecture: str, folder: Path, file: Path) -> None:
+    """Write a random denoiser of a folder's configuration as GGUF, its matrices as Q8_0."""
+    shapes, kind = _shapes(folder), gguf.GGMLQuantizationType.Q8_0
+    writer = gguf.GGUFWriter(file, architecture)
     widths = {  # bytes of a row of blocks
         n: shape[1] // Q8_ROW * (Q8_ROW + 2)
         for n, shape in shapes.items() if len(shape) == 2 and shape[1] % Q8_ROW == 0

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_clock import Marks, matmul_tflops
+from carpool_lab.plan.advice import bits_of
 from carpool_lab.plan.predict import DeviceSpec, forward_s
 from carpool_lab.plan.shapes import build, stages
 
@@ -32,7 +33,7 @@ def here(link: float) -> DeviceSpec:
 
 
 def rows(
-    model: Path, before: dict[str, Any], after: dict[str, Any], body: dict[str, Any]
+    model: Path, before: dict[str, Any], after: dict[str, Any], body: dict[str, Any], kind: str
 ) -> Iterator[list[str]]:
     """Yield rows: bytes and seconds of a forward for each component.
 
@@ -40,15 +41,18 @@ def rows(
         before: the engine's statistics before a single request.
         after: its statistics after the request.
         body: body of the request.
+        kind: kind of the denoisers' weights; "" as in the folder. The planner's is int8.
     """
     options = {name: body[name] for name in body.keys() & {"num_frames", "max_sequence_length"}}
     shapes = replace(build(str(model)), call=options)
-    files = {
-        part: sum(file.stat().st_size for file in (model / part).glob("*.safetensors"))
-        for part in shapes.modules
-    }
+    bits = bits_of("int8", shapes) if kind else {}
     for part, count in shapes.parameters().items():
-        yield [f"{part}, GB", *compared(2 * count / GB, files[part] / GB)]
+        files = [*(model / part).glob("*.safetensors")]
+        if part in bits:
+            files = [*model.parent.glob(f"{model.name}-{part}.gguf")] if "GGUF" in kind else []
+        if n_bytes := sum(file.stat().st_size for file in files):
+            planned_gb = count * bits.get(part, 16) / 8 / GB
+            yield [f"{part}, GB", *compared(planned_gb, n_bytes / GB)]
     streaming = after["streaming"]
     device = here(1 / (streaming["seconds_a_gib"] or 1e-9) * 2**30)
     means = seconds_of(before, after)
@@ -56,7 +60,8 @@ def rows(
         name = f"{stage.component}.{stage.method}"
         streamed = streaming["streamed_bytes"].get(stage.component, 0)
         if name in means:
-            planned = forward_s(stage.work, 1, device, streamed_bytes=streamed)
+            sizes = {"weight_bytes": bits.get(stage.component, 16) / 8, "streamed_bytes": streamed}
+            planned = forward_s(stage.work, 1, device, **sizes)
             yield [f"{name}, s a forward", *compared(planned, means.pop(name))]
 
 

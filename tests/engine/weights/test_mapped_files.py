@@ -123,10 +123,10 @@ def test_reading_an_adapter_leaves_the_streaming_of_other_components_as_it_was(
     assert streamer.pins == 0
 
 
-@pytest.mark.parametrize("is_gguf", [False, True])
-def test_a_model_is_streamed_from_its_own_files(is_gguf: bool, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"stream": "transformer", "dtype": "float32"}
-    if is_gguf:
+@pytest.mark.parametrize("options", [{}, {"gguf": 1}, {"quantize": "int8"}, {"dtype": "bfloat16"}])
+def test_weights_are_streamed_from_the_files_of_their_reading(options: Any, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"stream": "transformer", "dtype": "float32", **options}
+    if settings.pop("gguf", None):
         [file] = (checkpoint("flux") / "transformer").glob("*.safetensors")
         settings["component"] = (f"transformer={gguf_of(load_file(file), tmp_path / 'flux.gguf')}",)
     with driving(checkpoint("flux"), **settings) as drive:

@@ -33,8 +33,9 @@ from carpool.engine.model.rewriter import attach, build
 from carpool.engine.model.tasks import tasks_of
 from carpool.engine.model.upcast import hold
 from carpool.engine.patches import CLASSES
-from carpool.engine.weights.placement import is_asked_for, place
+from carpool.engine.weights.placement import folder_of, is_asked_for, place
 from carpool.engine.weights.streaming import Streamer
+from carpool.engine.weights.weight_file import weights_moved
 from carpool.errors import CarpoolError, LoadFailed, SettingRejected
 from carpool.models.damage import damage_in
 from carpool.models.published import in_parts, name_of, shapes_in
@@ -165,7 +166,9 @@ def _read(model: str | Path, settings: EngineSettings, device: Device, begin: On
         folder = check_hub(source, settings.revision).parent
     name = name_of(str(model)) or str(extra.get("id", model))
     try:
-        with CLASSES:  # nn.Module is also patched by an engine that starts meanwhile
+        with CLASSES, ExitStack() as undo:  # an engine that starts meanwhile patches nn.Module
+            if is_asked_for(settings) and settings.stream != "none":
+                undo.enter_context(weights_moved(folder_of(settings)))
             if shapes is not None:
                 pipe = read_shapes(shapes, device.dtype)
             elif holds_language_model(folder):

@@ -4,23 +4,26 @@ Weights that the checkpoint stores in the form used are read from its files. The
 to an unnamed file, so that nothing is left on disk however the process ends.
 """
 
+import mmap
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from carpool.engine.weights.groups import BlockGroup
+from carpool.engine.weights.groups import BlockGroup, aligned, is_dense
 from carpool.engine.weights.mapped_files import MappedFiles
 from carpool.engine.weights.residency import gib
 from carpool.errors import LoadFailed
 
 LEAST_PINNED = 1 << 20  # bytes
+PIECE_BYTES = 1 << 30  # mapped at once; half as much takes twice as many file descriptors
 HOST_SHARE = 0.8  # share of the host's free memory for streamed weights
 
 
@@ -68,12 +71,14 @@ class DiskStore:
         except OSError as error:
             raise LoadFailed(f"weights cannot be streamed from {folder}: {error}") from error
         fresh_file = f"a file of {gib(n_bytes)}"
-        self.source = fresh_file if mapped is None else "the model's own files"
+        self.source = fresh_file if mapped is None else "mapped files"
         if mapped is not None and n_bytes:
             self.source += f" and {fresh_file}"
         self._mapped, self._pages = mapped, mapped or MappedFiles()
         self._pieces: dict[BlockGroup, list[_Piece]] = {}
-        self._end = 0
+        self._end = self._mapped_end = 0
+        self._piece: Any = b""  # the last mapped one
+        self._lock = threading.Lock()  # diffusers may read the files of a model in parallel
 
     def write(self, group: BlockGroup) -> None:
         pieces = []
@@ -88,6 +93,25 @@ class DiskStore:
             pieces.append(_Piece(place.at, place.n_bytes, *source))
             self._pages.forget_pages(value)
         self._pieces[group] = pieces
+
+    def move(self, value: Tensor) -> Tensor:
+        """Write a tensor; returns it as mapped from the file, for as long as it is used."""
+        if not value.nbytes:
+            return value
+        value = value if is_dense(value) else value.contiguous()
+        data = value.as_strided((value.numel(),), (1,)).view(torch.uint8)
+        with self._lock:
+            if self._end + len(data) > self._mapped_end:
+                self._end = self._mapped_end
+                size = -(-max(len(data), PIECE_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+                self._mapped_end += size
+                self._file.truncate(self._mapped_end)
+                self._piece = mmap.mmap(self._file.fileno(), size, offset=self._end)
+            at = self._end - (self._mapped_end - len(self._piece))
+            _write(memoryview(data.numpy().data), self._file.fileno(), self._end)
+            self._end += aligned(len(data))
+            moved = torch.frombuffer(self._piece, dtype=torch.uint8, count=len(data), offset=at)
+        return moved.view(value.dtype).as_strided(value.shape, value.stride())
 
     def read(self, group: BlockGroup, into: Tensor) -> None:
         whole = memoryview(into.numpy().data)
@@ -120,7 +144,10 @@ class _Piece:
 
 def _write(view: memoryview, file: int, offset: int) -> None:
     while view:
-        count = os.pwrite(file, view, offset)
+        try:
+            count = os.pwrite(file, view, offset)
+        except OSError as error:
+            raise LoadFailed(f"weights cannot be written: {error}: another stream_dir?") from error
         view, offset = view[count:], offset + count
 
 

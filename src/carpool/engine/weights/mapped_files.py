@@ -99,11 +99,18 @@ class MappedFiles:
         """The descriptor of a file; -1 if it cannot be opened."""
         if path not in self._files:
             try:
-                self._files[path] = file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                name = _open_files()[path] if path.endswith(" (deleted)") else path
+                self._files[path] = file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
                 self._stats[file] = os.fstat(file)
-            except OSError:  # deleted or replaced
+            except (OSError, LookupError):  # deleted or replaced
                 self._files[path] = -1
         return self._files[path]
+
+
+def _open_files() -> dict[str, str]:
+    """This process's open files: names in /proc by path; a mapping keeps its file open."""
+    names = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return {os.readlink(name): name for name in names if os.path.islink(name)}
 
 
 def _mappings() -> Iterator[Mapping]:

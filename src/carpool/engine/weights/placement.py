@@ -148,11 +148,16 @@ def _store(device: torch.device, settings: EngineSettings, blocks: list[nn.Modul
     if device.type != "cpu" and settings.stream_dir is None and not is_short:
         return PinnedStore()
     if settings.stream_dir is not None:
-        return DiskStore(Path(settings.stream_dir).expanduser(), n_bytes)
+        return DiskStore(folder_of(settings), n_bytes)
     mapped = MappedFiles()
     weights = [value for block in blocks for value in plain_weights(block)]
     for value in weights:
         mapped.read_by_page(value)
     copied_bytes = sum(value.nbytes for value in weights if mapped.place_of(value) is None)
+    return DiskStore(folder_of(settings), copied_bytes, mapped)
+
+
+def folder_of(settings: EngineSettings) -> Path:
+    """The folder of files with weights."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carpool"
-    return DiskStore(cache, copied_bytes, mapped)
+    return cache if settings.stream_dir is None else Path(settings.stream_dir).expanduser()
