@@ -15,6 +15,7 @@ from numpy.random import randn
 from torch import Tensor, nn
 from torch.nn import functional
 
+from carpool.engine import random_state
 from support.engine_driver import Drive, Recorder, driving, fresh, gap
 from support.isolation import build
 from support.tiny import outsiders
@@ -141,6 +142,18 @@ def test_pipelines_draw_from_their_own_numbers_by_names_bound_before(between: st
         for seed, one in enumerate(a_round(drive, between=between)):
             assert gap(one.image, alone(None, seed, between=between)) < 1e-6
         assert drive.widest("net") >= 4
+
+
+def test_pythons_numbers_stay_with_their_requests_where_its_generator_has_another_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(random_state, "_memory", None)
+    before = states()
+    with driving(made("all")) as drive:
+        for seed, one in enumerate(a_round(drive)):
+            assert gap(one.image, alone("all", seed)) < 1e-6
+
+    assert states() == before
 
 
 @pytest.mark.parametrize("numerics", ["fast", "exact"])

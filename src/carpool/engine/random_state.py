@@ -12,6 +12,8 @@ The states of the generators are swapped, and no function is replaced: names bou
 import ctypes
 import functools
 import random
+import struct
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +52,7 @@ class _States:
     numpy: Any  # the generator itself
     numbers: bytes  # its state, if it is numpy's default generator
     gauss: float | None  # numpy's cached second normal number
-    python: tuple[bytes, float | None]  # its state, and its cached second normal number
+    python: tuple[Any, float | None]  # its numbers, and its cached second normal number
 
 
 class RandomState:
@@ -120,7 +122,7 @@ def _exchanged(generators: list[torch.Generator], states: _States | None) -> _St
         state = np.random.get_state(legacy=False)  # slow, but rare
         gauss = state["gauss"] if state["has_gauss"] else None
     bit_states = tuple([generator.get_state() for generator in generators])
-    python = bytes(_python_state), _python.gauss_next
+    python = _python_numbers(), _python.gauss_next
     before = _States(bit_states, bits, numbers, gauss, python)
     if states is None:
         return before
@@ -133,8 +135,19 @@ def _exchanged(generators: list[torch.Generator], states: _States | None) -> _St
             {**np.random.get_state(legacy=False), "has_gauss": 1, "gauss": states.gauss}
         )
         _thread.put = None
-    _python_state[:], _python.gauss_next = states.python
+    _set_python(*states.python)
     return before
+
+
+def _python_numbers() -> Any:
+    return random.getstate()[1] if _memory is None else bytes(_memory)
+
+
+def _set_python(numbers: Any, gauss: float | None) -> None:
+    if _memory is None:
+        random.setstate((random.Random.VERSION, numbers, gauss))
+    else:
+        _memory[:], _python.gauss_next = numbers, gauss
 
 
 def hide() -> tuple[RandomState, int] | None:
@@ -174,8 +187,18 @@ def _where_the_generator_is(plain: Any) -> Callable[..., Any]:
     return function
 
 
+def _python_memory() -> memoryview | None:
+    """The memory of Python's generator, as CPython has it; None for another layout.
+
+    `random.getstate` and `setstate` convert 625 objects each: 17 us, at each pause of a request.
+    """
+    numbers = (ctypes.c_char * _BYTES).from_address(id(_python) + object.__basicsize__)
+    *state, index = random.getstate()[1]
+    is_usual = struct.unpack("625I", numbers) == (index, *state)
+    return memoryview(numbers).cast("B") if is_usual else None
+
+
 _BYTES = 625 * 4  # bytes of numpy's default generator, and of Python's: 624 numbers and an index
 _python: Any = random.random.__self__  # type: ignore[attr-defined]
-_numbers = (ctypes.c_char * _BYTES).from_address(id(_python) + object.__basicsize__)
-_python_state = memoryview(_numbers).cast("B")  # `getstate` builds 625 objects: 20 times as long
+_memory = _python_memory() if sys.implementation.name == "cpython" else None
 PATCHES = (Patches(torch, dict.fromkeys(("rand", "randn", "randint"), _where_the_generator_is)),)
