@@ -21,7 +21,7 @@ from carpool_lab.plan.command import plan as command
 from carpool_lab.plan.names import known
 from carpool_lab.plan.predict import RESERVED_BYTES, WIDTHS, device, forward_s, plan
 from carpool_lab.plan.shapes import build, stages
-from carpool_lab.plan.work import CallGroup, Work
+from carpool_lab.plan.work import CallGroup, Work, work_of
 from carpool_lab.simulate.command import simulate
 from support.engine_driver import fresh
 from support.modular import arguments, modular
@@ -165,6 +165,43 @@ def test_real_sizes_are_those_that_others_counted(
 
     assert model.parameters()[component] / 1e9 == pytest.approx(billions, abs=0.01)
     assert forward.work.flops / 1e12 == pytest.approx(teraflops, abs=0.01)
+
+
+class Chain(torch.nn.Module):
+    def __init__(self, blocks: Any) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, *given: Any) -> Any:
+        x, *rest = given
+        for block in self.blocks:
+            x = block(x, *rest)
+        return x
+
+
+class Block(torch.nn.Sequential):
+    runs = 0
+
+    def forward(self, x: Any, seen: Any = None) -> Any:
+        self.runs += 1
+        return torch.nn.Sequential.forward(self, x)  # type: ignore[no-untyped-call]
+
+
+def test_equal_blocks_run_once_and_count_each_but_not_those_that_may_write_to_a_list() -> None:
+    with torch.device("meta"):
+        x = torch.empty(5, 8)
+        every, equal, listing = (
+            [Block(torch.nn.Linear(8, w), torch.nn.Linear(w, 8)) for w in (4, 4, 32, 4)]
+            for _ in range(3)
+        )
+    answer, work = work_of(Chain(torch.nn.ModuleList(equal)).forward, (x,), {})
+    _, expected = work_of(Chain(every).forward, (x,), {})
+    work_of(Chain(torch.nn.ModuleList(listing)).forward, (x, []), {})
+
+    assert answer.shape == x.shape
+    assert work == expected
+    assert [block.runs for block in equal] == [1, 0, 1, 0]
+    assert [block.runs for block in listing] == [1, 1, 1, 1]
 
 
 def square(n: int, count: int = 1) -> Work:

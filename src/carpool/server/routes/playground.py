@@ -4,18 +4,17 @@ The page asks the user for an API key and uses the public API like any client. A
 from this host, and its content security policy forbids other hosts.
 """
 
+import hashlib
 from functools import cache
 from html import escape
-from pathlib import Path
+from importlib.resources import files
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 
-from carpool.server.responses.downloads import Download
-
-FOLDER = Path(__file__).parents[1] / "playground"
+FOLDER = files("carpool.server") / "playground"
 TYPES = {
+    ".html": "text/html",
     ".css": "text/css",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
@@ -37,18 +36,30 @@ def add_playground(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
         root = str(request.scope.get("root_path", "")).rstrip("/")
-        html = (FOLDER / "index.html").read_text(encoding="utf-8")
-        return HTMLResponse(html.replace("{{root}}", escape(root, quote=True)), headers=HEADERS)
+        html = _content("index.html").replace(b"{{root}}", escape(root, quote=True).encode())
+        return _answer(request, html, ".html")
 
     @app.get("/playground/{name}", include_in_schema=False)
-    async def file(name: str) -> Response:
+    async def file(name: str, request: Request) -> Response:
         if name not in names() or name == "index.html":
             raise HTTPException(404, "the playground has no such file: reload the page")
-        kind = TYPES.get(Path(name).suffix, "text/plain")
-        return Download(FOLDER / name, media_type=kind, headers=HEADERS)
+        return _answer(request, _content(name), name[name.rindex(".") :])
 
 
 @cache
 def names() -> frozenset[str]:
     """Its files."""
     return frozenset(file.name for file in FOLDER.iterdir() if file.name[-1] != "_")
+
+
+@cache
+def _content(name: str) -> bytes:
+    return (FOLDER / name).read_bytes()
+
+
+def _answer(request: Request, content: bytes, suffix: str) -> Response:
+    etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    headers = HEADERS | {"etag": etag}
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=TYPES.get(suffix, "text/plain"), headers=headers)
