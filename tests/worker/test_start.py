@@ -285,6 +285,25 @@ async def test_a_start_that_is_given_up_leaves_no_worker(front: Front) -> None:
         second.close()
 
 
+async def test_a_fork_server_that_is_late_starts_no_second_worker_on_the_same_socket(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with front.ending():
+        _, first, said = await front.start()
+        os.kill(said["parent"], signal.SIGSTOP)
+        with monkeypatch.context() as patch:
+            patch.setattr(start, "FORK_S", 0.2)
+            new, second, words = await front.start()
+        await new.wait()
+        os.kill(said["parent"], signal.SIGCONT)
+        _, third, _ = await front.start()  # after the request that was given up
+
+        assert words == {"is_new": True}
+        assert await asyncio.get_running_loop().sock_recv(second, 1 << 16) == b""
+        for channel in (first, second, third):
+            channel.close()
+
+
 def children(pid: int) -> set[int]:
     return {int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 

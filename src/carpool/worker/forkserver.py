@@ -80,8 +80,9 @@ class ForkServer:
         try:
             _, passed, _, _ = socket.recv_fds(front, 1, PASSED_DESCRIPTORS)
             request = read(front.recv)
-            if len(passed) < PASSED_DESCRIPTORS:
-                raise ConnectionError("descriptors are missing")
+            if len(passed) < PASSED_DESCRIPTORS or _is_closed(front):
+                # closed: it waited too long, and another worker has the same socket by now
+                raise ConnectionError("descriptors are missing, or the front has given up")
             if self._read_early(request.environ) != self._environ:
                 front.sendall(number(REFUSED))
                 front.close()
