@@ -23,7 +23,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "engine": (13_800, 25_446),
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 4_028),
-    "worker": (2_500, 3_202),
+    "worker": (2_500, 3_203),
     "server": (5_000, 7_047),
     "compat": (1_300, 2_172),
     "jobs, media": (3_000, 3_975),
@@ -31,7 +31,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_783),
     "lab": (4_200, 5_335),
     "benchmarks, proof": (7_000, 7_000),
-    "tests": (50_000, 76_499),
+    "tests": (50_000, 76_518),
 }
 
 
