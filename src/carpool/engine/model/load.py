@@ -32,10 +32,10 @@ from carpool.engine.model.quantize import quantized_components
 from carpool.engine.model.rewriter import attach, build
 from carpool.engine.model.tasks import tasks_of
 from carpool.engine.model.upcast import hold
+from carpool.engine.model.weight_file import weights_moved
 from carpool.engine.patches import CLASSES
 from carpool.engine.weights.placement import folder_of, is_asked_for, place
 from carpool.engine.weights.streaming import Streamer
-from carpool.engine.weights.weight_file import weights_moved
 from carpool.errors import CarpoolError, LoadFailed, SettingRejected
 from carpool.models.damage import damage_in
 from carpool.models.published import in_parts, name_of, shapes_in
