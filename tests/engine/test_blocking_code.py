@@ -1,11 +1,13 @@
 """Requests whose code waits for each other on one thread: answered in time, and `close` returns."""
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable
 
 import greenlet
+import numpy as np
 import pytest
 import torch
 
@@ -117,8 +119,9 @@ def test_an_engine_that_stands_still_takes_no_request_and_says_why() -> None:
             engine.submit("x")
 
 
+@pytest.mark.parametrize("isolation", ["shared", "private"])
 def test_an_engine_closes_around_code_that_waits_which_changes_nothing_when_it_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
     reading, writing = os.pipe()
     threads = list[threading.Thread]()
@@ -127,7 +130,8 @@ def test_an_engine_closes_around_code_that_waits_which_changes_nothing_when_it_g
         threads.append(threading.current_thread())
         os.read(reading, 1)
 
-    engine = carpool.load(odd_pipeline(), device="cpu")
+    numbers, bits = random.getstate(), np.random.get_bit_generator()  # type: ignore[attr-defined]
+    engine = carpool.load(odd_pipeline(), device="cpu", isolation=isolation)  # type: ignore[arg-type]
     request = engine.submit("x", odd=wait)
     while not threads:
         time.sleep(0.01)
@@ -136,6 +140,8 @@ def test_an_engine_closes_around_code_that_waits_which_changes_nothing_when_it_g
     assert time.monotonic() - began_s < CLOSED_S
     with pytest.raises(CarpoolError, match="closed"):
         request.result(1)
+    assert random.getstate() == numbers
+    assert np.random.get_bit_generator() is bits  # type: ignore[attr-defined]
 
     monkeypatch.setenv("CARPOOL_TEST_SWITCH", "1")
     torch.manual_seed(7)

@@ -179,6 +179,13 @@ class RequestContext:
         except Exception as error:
             raise self._lost(error) from error
 
+    def abandon(self) -> None:
+        """Restore what is the process's, on another thread: the request's own is stuck."""
+        if self.random.is_entered and self._switches is not None:
+            self._switches.leave()
+        self.is_abandoned = True
+        self.random.abandon()
+
     def _lost(self, error: Exception) -> EngineLost:
         return EngineLost(f"request {self.request_id} cannot be kept apart: {named(error)}")
 

@@ -53,7 +53,7 @@ class PrivateContext:
         if hasattr(pipe, "set_progress_bar_config"):
             config = getattr(pipe, "_progress_bar_config", {})
             pipe.set_progress_bar_config(**{**config, "disable": True})
-        self.random = RandomState(seed, device)
+        self.random, self._switches = RandomState(seed, device), Switches()
         self.request_id, self.warnings = "", list[str]()
         self.names, self.note_texts = set[str](), ignore_texts
         self.is_running = False  # inside a forward: calls of modules do not park
@@ -91,8 +91,15 @@ class PrivateContext:
         """Restore the saved state at the end of the request."""
         self._undo.close()
 
+    def abandon(self) -> None:
+        """Restore what is the process's, on another thread: the request's own is stuck."""
+        if self._has_begun:
+            self._switches.leave()
+        self.is_abandoned = True
+        self.random.abandon()
+
     def _begin(self) -> None:
-        for state in (Switches(), ThreadModes(), self.random):
+        for state in (self._switches, ThreadModes(), self.random):
             state.enter()
             self._undo.callback(self._leave, state)
 

@@ -82,6 +82,10 @@ class RandomState:
             self.states = _exchanged(self._generators, self._outside)
             _thread.numbers = None
 
+    @property
+    def is_entered(self) -> bool:
+        return self._depth > 0
+
     def has_moved(self, since: "_States | None") -> bool:
         """Whether numbers were drawn since; call it while paused."""
         now = self.states
@@ -99,6 +103,12 @@ class RandomState:
         if to is not None and to.numbers:
             ctypes.memmove(to.numpy.ctypes.state_address, to.numbers, len(to.numbers))
         self.states = to
+
+    def abandon(self) -> None:
+        """Switch back for good, on another thread: the request's own is stuck."""
+        if self._depth:
+            self._depth = 1
+            self.leave()
 
     def free(self) -> None:
         """Release resources at the end of the request; call it while paused."""
@@ -122,7 +132,8 @@ def _exchanged(generators: list[torch.Generator], states: _States | None) -> _St
         state = np.random.get_state(legacy=False)  # slow, but rare
         gauss = state["gauss"] if state["has_gauss"] else None
     bit_states = tuple([generator.get_state() for generator in generators])
-    python = _python_numbers(), _python.gauss_next
+    own_numbers = random.getstate()[1] if _memory is None else bytes(_memory)
+    python = own_numbers, _python.gauss_next
     before = _States(bit_states, bits, numbers, gauss, python)
     if states is None:
         return before
@@ -135,19 +146,11 @@ def _exchanged(generators: list[torch.Generator], states: _States | None) -> _St
             {**np.random.get_state(legacy=False), "has_gauss": 1, "gauss": states.gauss}
         )
         _thread.put = None
-    _set_python(*states.python)
-    return before
-
-
-def _python_numbers() -> Any:
-    return random.getstate()[1] if _memory is None else bytes(_memory)
-
-
-def _set_python(numbers: Any, gauss: float | None) -> None:
     if _memory is None:
-        random.setstate((random.Random.VERSION, numbers, gauss))
+        random.setstate((random.Random.VERSION, *states.python))
     else:
-        _memory[:], _python.gauss_next = numbers, gauss
+        _memory[:], _python.gauss_next = states.python
+    return before
 
 
 def hide() -> tuple[RandomState, int] | None:

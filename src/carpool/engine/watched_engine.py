@@ -68,14 +68,14 @@ class WatchedEngine:
     def answer_all(self, error: CarpoolError) -> None:
         """Answer all requests, queued and running, of a thread that is given up.
 
-        If it ever continues, it must not restore switches and random numbers of the process: others
-        have set them since.
+        Switches and random numbers of the process are restored now: if that thread ever continues,
+        others have set them since.
         """
         for state in self._queue.take_all():
             self._answer(state, error, is_queued=True)
         for state in self._running.states:
             if state.context is not None:
-                state.context.is_abandoned = True
+                self._parts.stages.contain("unwind", None, state.context.abandon)
             self._answer(state, error, is_queued=False)
 
     def _answer(self, state: RequestState, error: CarpoolError, *, is_queued: bool) -> None:
