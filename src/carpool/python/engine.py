@@ -167,6 +167,7 @@ class Engine:
         return_errors: bool,
         progress: bool | Callable[[int, Event], object] | None,
     ) -> list[Output]:
+        check_owner(self._pid)  # before a lock that the engine's thread may have held at the fork
         checked = [request for request in requests if isinstance(request, CheckedRequest)]
         steps = sum(self.card.steps(request.arguments) for request in checked)
         by_default = progress is None and len(requests) > 1 and sys.stderr.isatty()
