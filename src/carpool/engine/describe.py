@@ -22,7 +22,7 @@ from carpool.types import CheckedRequest
 
 log = logging.getLogger("carpool")
 
-MOST = 4  # a request's descriptions of a method; half: guidance with three calls has none
+MOST = 4  # descriptions kept for a method; with 2, a step of three calls would reuse none
 
 
 @dataclass(frozen=True, slots=True)

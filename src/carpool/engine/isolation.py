@@ -181,10 +181,9 @@ class RequestContext:
 
     def abandon(self) -> None:
         """Restore what is the process's, on another thread: the request's own is stuck."""
-        if self.random.is_entered and self._switches is not None:
-            self._switches.leave()
         self.is_abandoned = True
-        self.random.abandon()
+        if self.random.abandon() and self._switches is not None:
+            self._switches.leave()
 
     def _lost(self, error: Exception) -> EngineLost:
         return EngineLost(f"request {self.request_id} cannot be kept apart: {named(error)}")

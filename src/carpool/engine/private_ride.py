@@ -93,10 +93,9 @@ class PrivateContext:
 
     def abandon(self) -> None:
         """Restore what is the process's, on another thread: the request's own is stuck."""
-        if self._has_begun:
-            self._switches.leave()
         self.is_abandoned = True
-        self.random.abandon()
+        if self.random.abandon():
+            self._switches.leave()
 
     def _begin(self) -> None:
         for state in (self._switches, ThreadModes(), self.random):

@@ -82,10 +82,6 @@ class RandomState:
             self.states = _exchanged(self._generators, self._outside)
             _thread.numbers = None
 
-    @property
-    def is_entered(self) -> bool:
-        return self._depth > 0
-
     def has_moved(self, since: "_States | None") -> bool:
         """Whether numbers were drawn since; call it while paused."""
         now = self.states
@@ -104,11 +100,12 @@ class RandomState:
             ctypes.memmove(to.numpy.ctypes.state_address, to.numbers, len(to.numbers))
         self.states = to
 
-    def abandon(self) -> None:
-        """Switch back for good, on another thread: the request's own is stuck."""
-        if self._depth:
+    def abandon(self) -> bool:
+        """Switch back for good, on another thread; returns whether there was need to."""
+        if is_entered := self._depth > 0:
             self._depth = 1
             self.leave()
+        return is_entered
 
     def free(self) -> None:
         """Release resources at the end of the request; call it while paused."""

@@ -32,7 +32,7 @@ from carpool.engine.model.quantize import quantized_components
 from carpool.engine.model.rewriter import attach, build
 from carpool.engine.model.tasks import tasks_of
 from carpool.engine.model.upcast import hold
-from carpool.engine.model.weight_file import weights_moved
+from carpool.engine.model.weight_file import moving_weights
 from carpool.engine.patches import CLASSES
 from carpool.engine.weights.placement import folder_of, is_asked_for, place
 from carpool.engine.weights.streaming import Streamer
@@ -168,7 +168,7 @@ def _read(model: str | Path, settings: EngineSettings, device: Device, begin: On
     try:
         with CLASSES, ExitStack() as undo:  # an engine that starts meanwhile patches nn.Module
             if is_asked_for(settings) and settings.stream != "none":
-                undo.enter_context(weights_moved(folder_of(settings)))
+                undo.enter_context(moving_weights(folder_of(settings)))
             if shapes is not None:
                 pipe = read_shapes(shapes, device.dtype)
             elif holds_language_model(folder):

@@ -21,13 +21,17 @@ from carpool.engine.weights.mapped_files import MappedFiles
 
 
 @contextmanager
-def weights_moved(folder: Path) -> Iterator[None]:
-    """While diffusers reads models, move the weights that it changes to a file in a folder."""
+def moving_weights(folder: Path) -> Iterator[None]:
+    """While diffusers reads models, move the weights that it changes to a file in a folder.
+
+    Raises:
+        LoadFailed: the folder is not writable, or full.
+    """
     file = DiskStore(folder, 0)
 
     def replacement(load: Callable[..., Any]) -> Callable[..., Any]:
         return lambda model, weights, **options: load(
-            model, _Moved(weights, model, file), **options
+            model, _MovingWeights(weights, model, file), **options
         )
 
     with ExitStack() as undo:
@@ -39,7 +43,7 @@ def weights_moved(folder: Path) -> Iterator[None]:
         yield
 
 
-class _Moved(dict[str, Tensor]):
+class _MovingWeights(dict[str, Tensor]):
     """The weights of a file; each is moved when the loop that sets them continues."""
 
     def __init__(self, weights: dict[str, Tensor], model: Any, file: DiskStore) -> None:
