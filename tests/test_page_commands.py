@@ -64,7 +64,7 @@ def others() -> list[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working folder that has what the commands name."""
     root = tmp_path_factory.mktemp("pages")
-    flux, sdxl = checkpoint("flux"), checkpoint("sdxl")
+    flux, sdxl, wan = checkpoint("flux"), checkpoint("sdxl"), checkpoint("wan22_t2v_a14b")
     [weights] = (flux / "transformer").glob("*.safetensors")
     links = {
         "M": flux, "MODEL": flux, "org/name": flux, "org/large-model": flux, "org/flux": flux,
@@ -72,12 +72,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "Qwen/Qwen3-0.6B": save_writer(root / "writer"),
         "my-flux-checkpoint": flux, "my-sdxl-checkpoint": sdxl, "org/another-vae": flux / "vae",
         # A tiny SDXL has no file in its first layout: a transformer's file takes the same way.
-        "org/sdxl": flux, "sdxl-tuned.safetensors": weights,
+        "org/sdxl": flux, "sdxl-tuned.safetensors": weights, "org/wan2.2": wan,
     }  # fmt: skip
     for name, target in links.items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).symlink_to(target)
     gguf_of(load_file(weights), root / "tuned-Q8_0.gguf")
+    for part, name in (("transformer", "high-noise"), ("transformer_2", "low-noise")):
+        [weights] = (wan / part).glob("*.safetensors")
+        gguf_of(load_file(weights), root / f"{name}-Q8_0.gguf")
     adapter(root, "flux", 1).rename(root / "pixel-art.safetensors")
     for seed, name in enumerate(("ink", "adapters")):
         (root / name).mkdir()

@@ -31,7 +31,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_783),
     "lab": (4_200, 5_335),
     "benchmarks, proof": (7_000, 7_000),
-    "tests": (50_000, 76_524),
+    "tests": (50_000, 76_527),
 }
 
 
