@@ -41,7 +41,7 @@ PARTS = {
     "language": "Language stages",
 }
 LIMIT_S = 540.0  # time limit of a part: such machines end commands after ten minutes
-GRACE_S = 60.0  # no row starts this shortly before the limit
+GRACE = 1 / 9  # the end of the limit, in which no row starts
 LAST_LINES = 12  # last lines of a failed part's output
 
 
@@ -52,7 +52,7 @@ def inside(part: str, options: argparse.Namespace) -> None:
     began_s = time.monotonic()
     module = importlib.import_module(f"benchmarks.gpu_{part}")
     rig = importlib.import_module("benchmarks.gpu_build").rig(options.device, options.tiny)
-    rows = Rows(file_of(options, part), began_s + max(1.0, options.limit_s - GRACE_S))
+    rows = Rows(file_of(options, part), began_s + options.limit_s * (1 - GRACE))
     rows.write("machine", "machine", machine(rig))
     module.measure(rig, rows)
 

@@ -48,15 +48,11 @@ def measure(rig: Rig, rows: Rows) -> None:
                 rows.measure(f"{title}, {title_of_part}", partial(work, subject), needs_s=10)
 
 
-def _mixed(subject: Built) -> list[Any]:
-    return subject.requests(subject.model.sizes[0], COUNT)
-
-
 def _synchronisations(subject: Built) -> list[dict[str, Any]]:
     table = {"table": "Synchronisations"}
     if subject.rig.device.type != "cuda":
         return [{**table, "line": "not reported by this device"}]
-    requests = _mixed(subject)
+    requests = subject.requests(subject.model.sizes[0], COUNT)
     steps = sum(request.parameters["num_inference_steps"] for request in requests)
     with subject.engine() as engine:
         engine.generate(requests, progress=False)
@@ -78,7 +74,7 @@ def _synchronisations(subject: Built) -> list[dict[str, Any]]:
 
 def _gaps(subject: Built) -> dict[str, Any]:
     marks = subject.rig.marks
-    watch, requests = Watch(marks), _mixed(subject)
+    watch, requests = Watch(marks), subject.requests(subject.model.sizes[0], COUNT)
     with watch.on(subject.pipe), subject.engine() as engine:
         engine.generate(requests, progress=False)
         subject.rig.marks.wait()
