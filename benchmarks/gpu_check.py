@@ -1,6 +1,7 @@
 """Part *check*: does the engine run, and do its outputs equal plain diffusers'?
 
-- `carpool check` on the embedded model, and the tests that need a GPU.
+- `carpool check` and `carpool bench` (64 requests at once to `carpool serve`) on the embedded model,
+  and the tests that need a GPU; all of them at once, because a lease is short.
 - Each main family at real size: two requests with different steps together, against each alone in
   plain diffusers, as PSNR in decibels (`equal`: no difference), and the PSNR of unrelated pictures.
 - Claims of the simulated device on a real one: `gpu_claims.py`.
@@ -21,28 +22,40 @@ from benchmarks.gpu_build import Rig, pixels
 from benchmarks.gpu_models import MODELS
 from benchmarks.gpu_records import Rows
 
-LIMIT_S = 150.0  # time limit of a program: two that hang leave three minutes for the families
+LIMIT_S = 300.0  # time limit of a program
 CLOSE_DB = 30.0  # PSNR of rounding differences in two bits of bfloat16
 STEPS = (2, 3)
-TESTS = "tests/engine/test_gpu.py"
+CHECK = "from carpool_lab.check.command import check; check()"  # works uninstalled
+BENCH = """
+import asyncio
+from carpool_lab.load.command import bench
+from carpool_lab.load.sweep import serving
+
+async def served():
+    async with serving("shapes", "continuous") as url:
+        await asyncio.to_thread(bench, ["--url", url, "--num-prompts", "64"])
+
+asyncio.run(served())
+"""
+TESTS = "-m", "gpu", "-o", "filterwarnings=default", "tests/engine/test_gpu.py"
 
 
 def measure(rig: Rig, rows: Rows) -> None:
-    command = "from carpool_lab.check.command import check; check()"  # works uninstalled
     programs = {
-        "carpool check shapes": ("-c", command, "shapes", "--quick", "--device", str(rig.device)),
-        "tests on CUDA": ("-m", "pytest", "-q", "--noconftest", "-m", "gpu", TESTS),
+        "carpool check": ("-c", CHECK, "shapes", "--quick", "--device", str(rig.device)),
+        "carpool bench, over HTTP": ("-c", BENCH),
+        "tests on CUDA": ("-m", "pytest", "-q", "--noconftest", *TESTS),
     }
-    with ThreadPoolExecutor() as pool:  # beside the claims: a lease is short
+    with ThreadPoolExecutor() as pool:
         missing = [name for name in programs if not rows.has(name)]
         running = {name: pool.submit(_program, programs[name]) for name in missing}
         for name, claim in gpu_claims.CLAIMS.items():
             if claim.check is not None:
                 rows.measure(name, partial(gpu_claims.tried, claim.check, rig))
+        for name in MODELS:
+            rows.measure(MODELS[name].title, partial(_family, rig, name))
         for name, program in running.items():
             rows.measure(name, program.result)
-    for name in MODELS:
-        rows.measure(MODELS[name].title, partial(_family, rig, name))
 
 
 def _program(arguments: tuple[str, ...]) -> dict[str, Any]:
@@ -53,8 +66,9 @@ def _program(arguments: tuple[str, ...]) -> dict[str, Any]:
     output = (result.stdout + result.stderr).strip().splitlines()
     if result.returncode:
         raise RuntimeError(f"status {result.returncode}: {' / '.join(output[-4:])}")
-    last = result.stdout.strip().splitlines()
-    return {"table": "Programs", "outcome": last[-1] if last else "it ended well"}
+    lines = result.stdout.strip().splitlines()
+    lines = [line for line in lines if "Successful requests" in line] or lines
+    return {"table": "Programs", "outcome": lines[-1] if lines else "it ended well"}
 
 
 def _family(rig: Rig, name: str) -> dict[str, Any]:

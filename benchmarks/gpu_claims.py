@@ -97,13 +97,13 @@ def memory(rig: Rig) -> str:
     with carpool.load("shapes", device=str(rig.device), max_batch_size=64) as engine:
         requests = [_requests()[0] for _ in range(64)]
         engine.generate(requests[:2], progress=False)
-        _, total = torch.cuda.mem_get_info(rig.device)
-        limit = torch.cuda.memory_reserved(rig.device) + 24 * 2**20
-        torch.cuda.set_per_process_memory_fraction(limit / total, rig.device)
+        _, total = torch.cuda.mem_get_info()
+        limit = torch.cuda.memory_reserved() + 24 * 2**20
+        torch.cuda.set_per_process_memory_fraction(limit / total)
         try:
             answers = engine.generate(requests, progress=False)
         finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, rig.device)
+            torch.cuda.set_per_process_memory_fraction(1.0)
     assert len(answers) == len(requests)
     return f"64 requests within {limit / 2**20:.0f} MiB"
 
@@ -124,9 +124,10 @@ def lost(rig: Rig) -> str:
     """A failed device ends its requests as lost at once; runs in a separate process."""
     if rig.device.type != "cuda":
         return "not on this device"
-    command = [sys.executable, "-c", LOSS, str(rig.device)]
+    command = [sys.executable, "-X", "faulthandler", "-c", LOSS, str(rig.device)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert result.stdout.strip(), f"no answer: {result.stderr[-200:]}"
+    print(result.stderr, file=sys.stderr)
+    assert result.stdout.strip(), f"status {result.returncode}, no answer: see the log"
     return result.stdout.strip().splitlines()[-1]
 
 

@@ -15,7 +15,7 @@ from benchmarks.gpu_models import MODELS, Size
 from benchmarks.gpu_records import Rows
 from carpool.engine.fuse import Fuser
 
-WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+WIDTHS = (1, 2, 3, 4, 6, 8)  # the default cap is 8
 KNEE = 0.95  # fraction of the maximum: wider forwards gain little
 PATIENCE_S = 20.0  # limit for measuring a width
 

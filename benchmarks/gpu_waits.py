@@ -3,18 +3,20 @@
 - *Synchronisations* reported by CUDA while eight mixed requests run: by line and step.
 - *Gaps* between forwards: every forward is between two events. If a forward's end event has passed
   when Python launches the next forward, the device was idle: the next forward is late. A gap
-  includes the small kernels between forwards.
+  includes the small kernels between forwards. *Device ms* and *launch ms*: medians of a forward's
+  time on the device, and of Python's time to launch it.
 - *A step*: the fraction of time in which a kernel ran, and the most expensive operations.
 """
 
-import functools
 import json
 import statistics
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.gpu_build import Built, Rig
 from benchmarks.gpu_clock import Marks, Moment, union_s
 from benchmarks.gpu_records import Rows
-from carpool.engine.intercept import Interception
+from carpool.engine.fuse import Fuser
+from carpool.engine.intercept import Call
 
 NAMES = ("flux", "sdxl")
 COUNT, TOP = 8, 10
@@ -75,18 +78,21 @@ def _synchronisations(subject: Built) -> list[dict[str, Any]]:
 def _gaps(subject: Built) -> dict[str, Any]:
     marks = subject.rig.marks
     watch, requests = Watch(marks), subject.requests(subject.model.sizes[0], COUNT)
-    with watch.on(subject.pipe), subject.engine() as engine:
-        engine.generate(requests, progress=False)
-        subject.rig.marks.wait()
-        watch.forget()
-        engine.generate(requests, progress=False)
-        subject.rig.marks.wait()
-    gaps = [1e6 * gap for gap in watch.gaps_s()]
+    with watch.on(), subject.engine() as engine:
+        for _ in range(2):  # the first is a warm-up
+            watch.spans.clear()
+            engine.generate(requests, progress=False)
+            marks.wait()
+    gaps = sorted(1e6 * gap for gap in watch.gaps_s())
+    late = sum(span.is_late for span in watch.spans) / len(watch.spans)
     middle = statistics.median(gaps)
     return {
         "table": "Gaps between forwards", "forwards": len(watch.spans),
-        "median us": middle, "p90 us": sorted(gaps)[int(0.9 * len(gaps))], "longest us": max(gaps),
-        "late": f"{len(watch.late) / len(watch.spans):.0%}",
+        "rows": statistics.mean(span.rows for span in watch.spans),
+        "device ms": 1e3 * statistics.median(marks.between(s.begin, s.end) for s in watch.spans),
+        "launch ms": 1e3 * statistics.median(span.launch_s for span in watch.spans),
+        "gap us": middle, "p90 us": gaps[int(0.9 * len(gaps))], "longest us": gaps[-1],
+        "late": f"{late:.0%}",
         "ahead": ("holds" if middle < MAX_GAP_US else "WRONG") if marks.is_cuda else "",
     }  # fmt: skip
 
@@ -121,46 +127,46 @@ def _step(subject: Built) -> list[dict[str, Any]]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One forward on the device."""
+
+    begin: Moment
+    end: Moment
+    rows: int
+    launch_s: float  # time of Python
+    is_late: bool  # the device had no work when it was launched
+
+
 class Watch:
-    """Records a point before and after each forward of a pipeline's modules."""
+    """Records the forwards of all engines of this process."""
 
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
-        self.spans: list[tuple[Moment, Moment]] = []
-        self.late: list[int] = []  # late forwards
+        self.spans: list[Span] = []
 
     @contextmanager
-    def on(self, pipe: Any) -> Iterator[None]:
-        """Watch the forwards of engines that are loaded and closed inside the block."""
-        targets = Interception(pipe.components).targets
-        for target in targets:
-            plain = getattr(target.module, target.method)
-            target.module.__dict__[target.method] = self._watched(plain)
+    def on(self) -> Iterator[None]:
+        plain = Fuser.run
+
+        def run(fuser: Fuser, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
+            is_late = bool(self.spans) and self._marks.is_past(self.spans[-1].end)
+            begin, began_s = self._marks.now(), time.perf_counter()
+            answers = plain(fuser, calls, rows)
+            launch_s = time.perf_counter() - began_s
+            self.spans.append(Span(begin, self._marks.now(), sum(rows), launch_s, is_late))
+            return answers
+
+        Fuser.run = run  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
-            for target in targets:
-                del target.module.__dict__[target.method]
-
-    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)  # keeps the signature, which the engine reads
-        def method(*args: Any, **kwargs: Any) -> Any:
-            if self.spans and self._marks.is_past(self.spans[-1][1]):
-                self.late.append(len(self.spans))
-            begin = self._marks.now()
-            answer = original(*args, **kwargs)
-            self.spans.append((begin, self._marks.now()))
-            return answer
-
-        return method
-
-    def forget(self) -> None:
-        self.spans, self.late = [], []
+            Fuser.run = plain  # type: ignore[method-assign]
 
     def gaps_s(self) -> list[float]:
         """Seconds from the end of each forward to the start of the next; all have finished."""
         pairs = zip(self.spans, self.spans[1:], strict=False)
-        return [self._marks.between(before[1], after[0]) for before, after in pairs]
+        return [self._marks.between(before.end, after.begin) for before, after in pairs]
 
 
 def share_of_kernels(events: Sequence[dict[str, Any]]) -> float:

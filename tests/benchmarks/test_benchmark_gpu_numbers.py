@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.gpu_check import likeness, psnr
 from benchmarks.gpu_claims import CLAIMS, listed
@@ -22,6 +21,7 @@ from benchmarks.gpu_page import PARTS, page
 from benchmarks.gpu_records import Rows, outcome, read
 from benchmarks.gpu_rows import knee
 from benchmarks.gpu_waits import Watch, share_of_kernels
+from carpool.engine.fuse import Fuser
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,32 +66,30 @@ class Queue(Marks):
         return moment <= self.host_s
 
 
-class Works(nn.Module):
-    """Keeps the device busy for as long as it is told to."""
-
-    def __init__(self, queue: Queue) -> None:
-        super().__init__()
-        self._queue = queue
-
-    def forward(self, duration_s: float) -> None:
-        self._queue.free_s = self._queue.now() + duration_s
-
-
-def test_a_forward_is_late_when_the_device_had_run_out_of_work_before_it() -> None:
+def test_a_forward_is_late_when_the_device_had_run_out_of_work_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     queue = Queue()
-    works, watch = Works(queue), Watch(queue)
-    pipe: Any = type("Pipe", (), {"components": {"transformer": works}})
+    watch = Watch(queue)
 
-    with watch.on(pipe):
-        works.forward(10.0)  # the device is busy until 10
+    def works(_: Fuser, calls: Any, rows: Any) -> list[Any]:
+        [duration_s] = calls
+        queue.free_s = queue.now() + duration_s
+        return []
+
+    monkeypatch.setattr(Fuser, "run", works)
+    with watch.on():
+        fuser = Fuser()
+        run: Any = fuser.run
+        run([10.0], [1])  # the device is busy until 10
         queue.host_s = 4.0
-        works.forward(10.0)  # launched in time: until 20
+        run([10.0], [1])  # launched in time: until 20
         queue.host_s = 23.0
-        works.forward(5.0)  # three seconds late
+        run([5.0], [2])  # three seconds late
 
-    assert watch.late == [2]
+    assert [span.is_late for span in watch.spans] == [False, False, True]
     assert watch.gaps_s() == [0.0, 3.0]
-    assert "forward" not in vars(works)
+    assert Fuser.run is works
 
 
 def test_equal_pictures_have_no_noise_and_one_in_a_hundred_is_forty_db() -> None:
