@@ -347,7 +347,7 @@ async def test_a_full_pool_says_when_the_first_of_its_workers_has_a_place() -> N
     await stage.submit("a", "b")
     for again_s, places_s in ((1.0, [None, None]), (7.0, [None, 7.0]), (3.0, [3.0, 7.0])):
         for worker, place_s in zip(stage.workers, places_s, strict=True):
-            worker.listener.reported(protocol.Report([], {}, place_s=place_s))
+            worker.listener.reported(protocol.Report({}, {}, place_s=place_s))
         with pytest.raises(Overloaded) as refusal:
             stage.pool.check_room()
         assert refusal.value.retry_after_s == again_s

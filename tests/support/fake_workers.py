@@ -69,8 +69,8 @@ class FakeWorker(Supervisor):
             self.on_activity(protocol.Activity(Snapshot(now_s, (), (), 0), [], 0))
 
     def report(self, seconds: Sequence[float], texts: Any = None, **steps_left: float) -> None:
-        cost = protocol.StepCost(None, None, None, list(seconds))
-        self.listener.reported(protocol.Report([cost], steps_left, texts=texts or {}))
+        costs = {(None, None, None): list(seconds)}
+        self.listener.reported(protocol.Report(costs, steps_left, text_costs=texts or {}))
 
     # What a pool asks of it
 

@@ -9,9 +9,11 @@ A moving request is released between two steps and replayed from its journal els
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, inf
 from typing import Literal
+
+from msgspec.structs import replace
 
 from carpool.fleet.router import Router
 from carpool.fleet.worker_load import Bound, RoutedRequest

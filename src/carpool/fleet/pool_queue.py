@@ -202,8 +202,10 @@ class PoolQueue:
         else:  # a text before a drawing counts as the steps that take as long
             steps += round(tokens * token_s / self.router.step_s(kind))
         due_s = inf if request.deadline_s is None else now_s + request.deadline_s
-        about = request.priority, request.tenant, request.user
-        return RoutedRequest(next(self._numbers), kind, steps, now_s, due_s, *about)
+        return RoutedRequest(
+            next(self._numbers), now_s, deadline_s=due_s, priority=request.priority,
+            tenant=request.tenant, user=request.user, kind=kind, steps=steps,
+        )  # fmt: skip
 
     def _size(self, width: int | None, height: int | None, frames: int | None) -> RequestSize:
         """The size of a request, with the model's default."""
@@ -266,11 +268,10 @@ class PoolQueue:
             Predicted seconds of its share of the backlog.
         """
         tables: dict[Hashable, StepTable] = {
-            self._size(cost.width, cost.height, cost.frames): tuple(cost.seconds)
-            for cost in report.costs
+            self._size(*size): tuple(seconds) for size, seconds in report.step_costs.items()
         }
-        self._texts.update(report.texts)
-        tables |= {writer: tuple(seconds) for writer, (_, seconds) in report.texts.items()}
+        self._texts.update(report.text_costs)
+        tables |= {writer: tuple(seconds) for writer, (_, seconds) in report.text_costs.items()}
         self.router.learned(worker, tables, shares_sweeps=report.shares_sweeps)
         rest = report.steps_left
         requests = [entry for entry in self.of(worker) if entry.request_id in rest]

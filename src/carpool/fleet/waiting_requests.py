@@ -8,31 +8,14 @@ import heapq
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
+
+from msgspec.structs import replace
 
 from carpool.fleet.worker_load import RoutedRequest
 from carpool.schedule.fair_shares import FairShares
 from carpool.schedule.rank import Rank, rank
-from carpool.schedule.views import QueuedRequest
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A waiting request, with its work as predicted at arrival."""
-
-    work: RoutedRequest
-    view: QueuedRequest
-    order: Hashable  # within one order, the lowest rank goes first
-
-    @property
-    def work_s(self) -> float:
-        return self.view.left_s
-
-    @property
-    def key(self) -> Rank:
-        """The rank without deadlines and shares."""
-        return rank(_view(replace(self.work, deadline_s=inf), self.work_s), 0.0)
 
 
 class WaitingRequests:
@@ -45,7 +28,7 @@ class WaitingRequests:
 
     def __init__(self, work_s: Callable[[RoutedRequest], float], shares: FairShares | None) -> None:
         self._work_s, self._shares = work_s, shares
-        self._requests: dict[int, _Waiting] = {}
+        self._requests: dict[int, RoutedRequest] = {}  # with their work as predicted at arrival
         self._orders: dict[Hashable, list[Rank]] = {}
         self.steps = Counter[Hashable]()  # totals by kind
 
@@ -56,27 +39,26 @@ class WaitingRequests:
         return number in self._requests
 
     def __getitem__(self, number: int) -> RoutedRequest:
-        return self._requests[number].work
+        return self._requests[number]
 
     def __iter__(self) -> Iterator[RoutedRequest]:
         """All requests, in order of arrival."""
-        return (entry.work for entry in self._requests.values())
+        return iter(self._requests.values())
 
     def add(self, work: RoutedRequest) -> None:
-        entry = self._ranked(work)
-        self._requests[work.request] = entry
-        insort(self._orders.setdefault(entry.order, []), entry.key)
+        self._requests[work.request] = work = self._predicted(work)
+        insort(self._orders.setdefault(self._order(work), []), _plain_rank(work))
         self.steps[work.kind] += work.steps
 
     def remove(self, number: int) -> None:
-        entry = self._requests.pop(number)
-        ranks = self._orders[entry.order]
-        del ranks[bisect_left(ranks, entry.key)]
+        work = self._requests.pop(number)
+        ranks = self._orders[order := self._order(work)]
+        del ranks[bisect_left(ranks, _plain_rank(work))]
         if not ranks:
-            del self._orders[entry.order]
-        self.steps[entry.work.kind] -= entry.work.steps
-        if not self.steps[entry.work.kind]:
-            del self.steps[entry.work.kind]
+            del self._orders[order]
+        self.steps[work.kind] -= work.steps
+        if not self.steps[work.kind]:
+            del self.steps[work.kind]
 
     @property
     def first(self) -> RoutedRequest | None:
@@ -86,38 +68,37 @@ class WaitingRequests:
 
     def goes_before(self, first: RoutedRequest, second: RoutedRequest) -> bool:
         """Whether the first of two waiting requests is bound first."""
-        return self._ranked(first).key < self._ranked(second).key
+        return _plain_rank(self._predicted(first)) < _plain_rank(self._predicted(second))
 
     def firsts(self, now_s: float, limit: int) -> Iterator[RoutedRequest]:
         """The first request of every order, sorted by rank."""
         firsts = [self._requests[int(ranks[0][-1])] for ranks in self._orders.values()]
         if len(firsts) > 1:
-            firsts = heapq.nsmallest(limit, firsts, key=lambda entry: self._rank(entry, now_s))
-        return (entry.work for entry in firsts)
+            key = partial(rank, now_s=now_s, shares=self._shares)
+            firsts = heapq.nsmallest(limit, firsts, key=key)
+        return iter(firsts)
 
     def count_shares(self, bound: Iterable[RoutedRequest]) -> None:
         """Update the tenants with work: those of waiting and bound requests."""
         if self._shares is not None:
-            self._shares.queued([_view(work) for work in (*self, *bound)])
+            self._shares.queued([*self, *bound])
 
     def charge(self, work: RoutedRequest) -> None:
         """Charge a bound request to its tenant."""
         if self._shares is not None:
-            self._shares.charge(_view(work), self._work_s(work))
+            self._shares.charge(work, self._work_s(work))
 
-    def _ranked(self, work: RoutedRequest) -> _Waiting:
+    def _predicted(self, work: RoutedRequest) -> RoutedRequest:
+        work_s = self._work_s(work)
+        return replace(work, left_s=work_s, whole_s=work_s)
+
+    def _order(self, work: RoutedRequest) -> Hashable:
+        """Within one order, the lowest rank goes first."""
         share = (work.tenant, work.user) if self._shares is not None else None
         # a deadline's rank changes with time: such a request has its own order
-        dated = work.request if work.deadline_s < inf else None
-        return _Waiting(work, _view(work, self._work_s(work)), (work.kind, share, dated))
-
-    def _rank(self, waiting: _Waiting, now_s: float) -> Rank:
-        return rank(waiting.view, now_s, shares=self._shares)
+        return work.kind, share, work.request if work.deadline_s < inf else None
 
 
-def _view(work: RoutedRequest, work_s: float = 0.0) -> QueuedRequest:
-    """The engine policy's view of a request."""
-    return QueuedRequest(
-        work.request, work.arrived_s, left_s=work_s, whole_s=work_s, deadline_s=work.deadline_s,
-        priority=work.priority, tenant=work.tenant, user=work.user,
-    )  # fmt: skip
+def _plain_rank(work: RoutedRequest) -> Rank:
+    """The rank without deadlines and shares."""
+    return rank(replace(work, deadline_s=inf), 0.0)

@@ -6,8 +6,8 @@ No processes, no clock. The simulator and the server use the same objects.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import inf
 
+from carpool.schedule.views import QueuedRequest
 from carpool.schedule.width import best_width
 
 UNKNOWN: "StepTable" = (1.0, 1.5)
@@ -17,18 +17,11 @@ StepTable = tuple[float, ...]
 """Seconds of a denoising step shared by n requests, in entry n - 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedRequest:
-    """The router's view of one request."""
+class RoutedRequest(QueuedRequest, frozen=True):
+    """The router's view of one request: as a policy's, with the size of its work."""
 
-    request: int  # number in the order of submission
     kind: Hashable = None  # requests of one kind may share denoising forwards
     steps: int = 1  # denoising steps; tokens of a text
-    arrived_s: float = 0.0  # the front's clock
-    deadline_s: float = inf  # on the same clock
-    priority: int = 0  # -10 to 10; higher goes first
-    tenant: str = ""
-    user: str = ""  # end user within the tenant
 
 
 @lru_cache(4096)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import convert
+
 from carpool.errors import CarpoolError, named
 from carpool.telemetry import tracing
 from carpool.telemetry.activity import Snapshot
@@ -176,15 +178,7 @@ class MessageHandler:
         return protocol.Heartbeat(*self.engine.progress(), report)
 
     def _report(self) -> protocol.Report | None:
-        load = self.engine.load_report()
-        return protocol.Report(
-            [protocol.StepCost(*size, seconds) for size, seconds in load.step_costs.items()],
-            dict(load.steps_left),
-            load.shares_sweeps,
-            load.place_s,
-            dict(load.private),
-            dict(load.text_costs),
-        )
+        return convert(self.engine.load_report(), protocol.Report, from_attributes=True)
 
     def _send_ready(self) -> None:
         self._send(self._ready.now(self.engine.card, free_bytes=self.engine.free_bytes()))

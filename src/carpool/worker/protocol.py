@@ -10,7 +10,7 @@ import msgspec
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.request.card import Card
 from carpool.telemetry.activity import SeenForward, SeenMove, Snapshot
-from carpool.types import CheckedRequest, JournalEntry, Timings
+from carpool.types import CheckedRequest, JournalEntry, RequestSize, Timings
 from carpool.worker.raw_artifacts import RawMesh, RawSound
 
 MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files: other messages need not wait
@@ -192,25 +192,16 @@ class Deadlocked(msgspec.Struct, tag="deadlocked"):
     place: str  # line of the deadlock
 
 
-class StepCost(msgspec.Struct, array_like=True):
-    """The learned seconds of a denoising step at one size."""
-
-    width: int | None  # value in requests; None: not set
-    height: int | None
-    frames: int | None
-    seconds: list[float]  # entry n - 1: shared by n requests
-
-
 class Report(msgspec.Struct, array_like=True):
-    """The state of a worker, for the front's router."""
+    """The state of a worker, for the front's router; the engine's `LoadReport`."""
 
-    costs: list[StepCost]
+    step_costs: dict[RequestSize, list[float]]  # seconds of a step, by number of sharing requests
     steps_left: dict[str, float]  # remaining steps of running requests, or tokens, by id
     shares_sweeps: bool = False  # streamed weights: requests of all sizes share every step
     place_s: float | None = None  # predicted until the next request can start; None: unknown
     private: dict[str, str] = {}  # reasons for private rides, by task
     # by writer (see `writer_of`): a text's usual tokens, and a token's seconds by sharing texts
-    texts: dict[str, tuple[float, list[float]]] = {}
+    text_costs: dict[str, tuple[float, list[float]]] = {}
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):

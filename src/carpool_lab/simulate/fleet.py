@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from msgspec.structs import asdict
+
 from carpool.fleet.moves import Move, Moves, left
 from carpool.fleet.router import Router
 from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
@@ -211,19 +213,10 @@ class _Fleet:
 
 
 def _routed(simulated: SimulatedRequest, number: int) -> RoutedRequest:
-    """Convert a simulated request to the router's type."""
-    waiting = simulated.waiting
+    """A simulated request as the router sees it."""
     denoise = next(stage for stage in simulated.stages if stage.phase == "denoise")
-    return RoutedRequest(
-        number,
-        denoise.kind,
-        denoise.count,
-        waiting.arrived_s,
-        waiting.deadline_s,
-        waiting.priority,
-        waiting.tenant,
-        waiting.user,
-    )
+    view = asdict(simulated.waiting) | {"request": number}
+    return RoutedRequest(**view, kind=denoise.kind, steps=denoise.count)
 
 
 def _left(simulated: SimulatedRequest) -> float:
