@@ -61,8 +61,7 @@ def routing_ms(requests: int = 5000) -> float:
             for worker in router.workers.values():
                 steps = {request: max(1.0, b.steps_left - 9) for request, b in worker.bound.items()}
                 router.progressed(worker.id, steps, now_s)
-        kind, steps = rng.randrange(4), rng.choice((8, 20, 50))
-        router.hold(RoutedRequest(number, now_s, kind=kind, steps=steps))
+        router.hold(RoutedRequest(number, now_s, kind=number % 4, steps=rng.choice((8, 20, 50))))
         began_s = time.process_time()
         bound += len(router.assign(now_s))
         used_s += time.process_time() - began_s

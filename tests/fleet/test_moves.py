@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from carpool.fleet.moves import MAX_PAUSES, MIN_LEFT_S, Moves, left
 from carpool.fleet.router import Router
-from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
+from carpool.fleet.worker_load import StepTable, WorkerLoad
 from carpool.worker.watchdog import INTERVAL_S
+from support.fake_workers import routed
 
 SHARED: StepTable = (1.0, 1.05, 1.1, 1.15)  # rows are nearly free
 SOLO: StepTable = (1.0, 2.0, 3.0, 4.0)
@@ -24,7 +25,7 @@ def fleet(workers: int, table: StepTable = SHARED, kinds: Sequence[str] = "ab") 
 def put(
     router: Router, worker: int, request: int, kind: str, steps: int = 50, priority: int = 0
 ) -> None:
-    router.hold(RoutedRequest(request, kind=kind, steps=steps, priority=priority))
+    router.hold(routed(request, kind, steps, priority=priority))
     assert router.bind_to(request, worker)
 
 
@@ -39,7 +40,7 @@ def test_no_request_is_paused_where_it_would_start_over() -> None:
     put(router, 0, 2, "a")
     for request in (3, 4, 5, 6):
         put(router, 1, request, "a")
-    router.hold(RoutedRequest(7, kind="a", steps=50, priority=5))
+    router.hold(routed(7, "a", 50, priority=5))
     assert Moves(router, always, str).pause(0.0) is None
     assert Moves(router, always, lambda _: "the same").pause(0.0) is not None
 
@@ -49,9 +50,9 @@ def test_the_lowest_priority_makes_room_for_a_higher_one_only() -> None:
     for request, priority in ((1, 0), (2, -5), (3, 0)):
         put(router, 0, request, "a", priority=priority)
     moves = Moves(router, always)
-    router.hold(RoutedRequest(4, kind="a", steps=50, priority=-5))
+    router.hold(routed(4, "a", 50, priority=-5))
     assert moves.pause(0.0) is None
-    router.hold(RoutedRequest(5, kind="a", steps=50, priority=5))
+    router.hold(routed(5, "a", 50, priority=5))
     move = moves.pause(0.0)
     assert move is not None
     assert (move.request, move.to, move.why) == (2, None, "priority")
@@ -60,7 +61,7 @@ def test_the_lowest_priority_makes_room_for_a_higher_one_only() -> None:
 def test_who_would_be_bound_again_before_the_urgent_one_is_not_paused() -> None:
     router = fleet(1, SOLO)
     put(router, 0, 1, "a", steps=5)
-    router.hold(RoutedRequest(2, kind="a", steps=50, arrived_s=1e6, priority=1))  # much later
+    router.hold(routed(2, "a", 50, arrived_s=1e6, priority=1))  # much later
     assert Moves(router, always).pause(0.0) is None
 
 
@@ -92,7 +93,7 @@ def test_whatever_runs_moves_are_bounded_and_each_is_worth_it(
     for number, (worker, kind, steps, priority) in enumerate(running, 1):
         put(router, worker, number, kind, steps, priority=priority)
     for number, (_, kind, steps, priority) in enumerate(waiting, 100):
-        router.hold(RoutedRequest(number, kind=kind, steps=steps, priority=priority))
+        router.hold(routed(number, kind, steps, priority=priority))
     moves, count, by_request = Moves(router, always), 0, dict[int, int]()
     seconds = 40
     for tick in range(4 * seconds):
@@ -116,5 +117,5 @@ def test_pauses_are_apart_however_many_requests_could_make_room() -> None:
     moves = Moves(router, always)
     for request in range(1, 31):
         put(router, 0, request, "a", steps=1000)
-    router.hold(RoutedRequest(31, kind="a", steps=1, priority=5))
+    router.hold(routed(31, "a", 1, priority=5))
     assert [moves.pause(1e9 + 0.5 * tick) is not None for tick in range(4)] == [True, False] * 2

@@ -22,6 +22,7 @@ from carpool.fleet.worker_load import (
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.sweep import step_seconds
 from carpool.schedule.views import CallKind
+from support.fake_workers import routed
 
 SLOW: StepTable = tuple(float(n) for n in range(1, 9))  # rows gain nothing
 FREE: StepTable = (1.0,) * 8  # rows are free
@@ -41,26 +42,22 @@ def bound(router: Router, *works: RoutedRequest, now_s: float = 0.0) -> dict[int
 
 
 def test_what_a_request_adds_is_its_own_time_where_nobody_is() -> None:
-    assert extra_s(RoutedRequest(1, kind="a", steps=10), WorkerLoad(0), SLOW) == 10.0
+    assert extra_s(routed(1, "a", 10), WorkerLoad(0), SLOW) == 10.0
 
 
 def test_a_request_that_shares_free_rows_adds_its_own_time_only() -> None:
     worker = WorkerLoad(0)
-    worker.bound[1] = Bound(RoutedRequest(1, kind="a", steps=10), 10, FREE)
+    worker.bound[1] = Bound(routed(1, "a", 10), 10, FREE)
 
-    assert extra_s(RoutedRequest(2, kind="a", steps=10), worker, FREE) == 10.0
-    assert (
-        extra_s(RoutedRequest(2, kind="b", steps=10), worker, FREE) == 20.0
-    )  # another kind: one waits
+    assert extra_s(routed(2, "a", 10), worker, FREE) == 10.0
+    assert extra_s(routed(2, "b", 10), worker, FREE) == 20.0  # another kind: one waits
 
 
 def test_where_rows_gain_nothing_the_longer_of_two_waits_for_the_shorter() -> None:
     worker = WorkerLoad(0)
-    worker.bound[1] = Bound(RoutedRequest(1, kind="a", steps=30), 30, SLOW)
+    worker.bound[1] = Bound(routed(1, "a", 30), 30, SLOW)
 
-    assert (
-        extra_s(RoutedRequest(2, kind="a", steps=10), worker, SLOW) == 20.0
-    )  # its own 10, and 10 of delay
+    assert extra_s(routed(2, "a", 10), worker, SLOW) == 20.0  # its own 10, and 10 of delay
 
 
 def test_a_round_of_more_than_the_widest_forward_takes_several() -> None:
@@ -70,39 +67,37 @@ def test_a_round_of_more_than_the_widest_forward_takes_several() -> None:
 def test_requests_of_a_kind_go_together_where_rows_are_free_and_others_apart() -> None:
     tables = {"a": FREE, "b": FREE}
     router = router_of(tables, tables)
-    first = bound(router, RoutedRequest(1, kind="a", steps=10))
-    second = bound(router, RoutedRequest(2, kind="b", steps=10))
+    first = bound(router, routed(1, "a", 10))
+    second = bound(router, routed(2, "b", 10))
 
-    third = bound(router, RoutedRequest(3, kind="b", steps=10))
+    third = bound(router, routed(3, "b", 10))
 
     assert first[1] != second[2] == third[3]
 
 
 def test_what_a_worker_did_since_it_was_told_is_reckoned() -> None:
     router = router_of({"a": SLOW}, {"a": SLOW})
-    assert bound(router, RoutedRequest(1, kind="a", steps=10)) == {1: 0}
-    assert bound(router, RoutedRequest(2, kind="a", steps=10), now_s=4.0) == {2: 1}
+    assert bound(router, routed(1, "a", 10)) == {1: 0}
+    assert bound(router, routed(2, "a", 10), now_s=4.0) == {2: 1}
     router.progressed(1, {2: 6.0}, now_s=8.0)
 
-    assert bound(router, RoutedRequest(3, kind="a", steps=10), now_s=9.0) == {
-        3: 0
-    }  # one step left; five
+    assert bound(router, routed(3, "a", 10), now_s=9.0) == {3: 0}  # one step left; five
 
 
 def test_what_a_request_took_that_has_ended_is_not_reckoned_twice() -> None:
     router = router_of({"a": SLOW}, {"a": SLOW})
-    assert bound(router, RoutedRequest(1, kind="a", steps=10)) == {1: 0}
-    assert bound(router, RoutedRequest(2, kind="a", steps=12)) == {2: 1}
-    assert bound(router, RoutedRequest(3, kind="a", steps=10)) == {3: 0}
+    assert bound(router, routed(1, "a", 10)) == {1: 0}
+    assert bound(router, routed(2, "a", 12)) == {2: 1}
+    assert bound(router, routed(3, "a", 10)) == {3: 0}
     router.drop(1)  # at 10 s: the other one has two steps left, and this ten
 
-    assert bound(router, RoutedRequest(4, kind="a", steps=10), now_s=10.0) == {4: 1}
+    assert bound(router, routed(4, "a", 10), now_s=10.0) == {4: 1}
 
 
 def test_the_longer_the_line_the_more_are_bound_ahead_at_most_as_many_as_run_together() -> None:
     """They are encoded in few forwards."""
     router = router_of({"a": FREE})
-    given_ = [bound(router, RoutedRequest(number, kind="a", steps=10)) for number in range(1, 61)]
+    given_ = [bound(router, routed(number, "a", 10)) for number in range(1, 61)]
 
     assert sum(map(len, given_[:12])) == 10  # eight run, a quarter more is ahead
     assert sum(map(len, given_)) == 16
@@ -116,7 +111,7 @@ def test_requests_over_streamed_weights_are_spread_beyond_the_widest_forward_too
     for number in (0, 1):
         router.add_worker(WorkerLoad(number, {kind: table}, shares_sweeps=True))
     for number in range(1, 41):
-        bound(router, RoutedRequest(number, kind=kind, steps=50))
+        bound(router, routed(number, kind, 50))
 
         counts = [len(worker.bound) for worker in router.workers.values()]
         assert abs(counts[0] - counts[1]) <= 1
@@ -126,42 +121,37 @@ def test_requests_of_all_sizes_that_share_sweeps_add_what_the_copies_do_not_hide
     large: StepTable = tuple(max(4.0, 2.0 * n) for n in range(1, 9))
     small: StepTable = tuple(max(4.0, 1.0 * n) for n in range(1, 9))
     worker = WorkerLoad(0, shares_sweeps=True)
-    worker.bound[1] = Bound(RoutedRequest(1, kind="large", steps=20), 20, large)
+    worker.bound[1] = Bound(routed(1, "large", 20), 20, large)
 
-    assert extra_s(RoutedRequest(9, kind="small", steps=10), worker, small) == 10 * 4.0
+    assert extra_s(routed(9, "small", 10), worker, small) == 10 * 4.0
 
-    worker.bound[2] = Bound(RoutedRequest(2, kind="large", steps=20), 5, large)
-    assert extra_s(RoutedRequest(9, kind="small", steps=10), worker, small) == 10 * 5.0 + 15 * 1.0
+    worker.bound[2] = Bound(routed(2, "large", 20), 5, large)
+    assert extra_s(routed(9, "small", 10), worker, small) == 10 * 5.0 + 15 * 1.0
 
     # 12 s are three steps of both
-    assert (
-        extra_s(RoutedRequest(9, kind="small", steps=10), worker, small, 12.0)
-        == 10 * 5.0 + 12 * 1.0
-    )
+    assert extra_s(routed(9, "small", 10), worker, small, 12.0) == 10 * 5.0 + 12 * 1.0
 
 
 def test_ties_go_to_the_worker_with_the_lowest_id() -> None:
     tables = {"a": SLOW}
-    assert bound(router_of(tables, tables, tables), RoutedRequest(1, kind="a", steps=10)) == {1: 0}
+    assert bound(router_of(tables, tables, tables), routed(1, "a", 10)) == {1: 0}
 
 
 def test_a_request_waits_for_a_fast_worker_rather_than_run_on_one_that_is_far_slower() -> None:
     slower = {"a": tuple(20 * seconds for seconds in SLOW)}
     router = router_of({"a": SLOW}, slower)
-    bound(router, RoutedRequest(1, kind="a", steps=10))
+    bound(router, routed(1, "a", 10))
     router.progressed(0, {1: 1.0}, 0.0)
 
-    assert bound(router, RoutedRequest(2, kind="a", steps=10)) == {2: 0}
-    assert (
-        bound(router, RoutedRequest(3, kind="a", steps=10)) == {}
-    )  # held: the fast one has enough to do
+    assert bound(router, routed(2, "a", 10)) == {2: 0}
+    assert bound(router, routed(3, "a", 10)) == {}  # held: the fast one has enough to do
     router.drop(1)
     assert {one.request: one.worker for one in router.assign(0.0)} == {3: 0}
 
 
 def test_what_waits_is_bound_when_a_worker_has_room_and_not_before() -> None:
     router = router_of({"a": SLOW})
-    given_ = [bound(router, RoutedRequest(number, kind="a", steps=10)) for number in range(1, 6)]
+    given_ = [bound(router, routed(number, "a", 10)) for number in range(1, 6)]
 
     assert [len(one) for one in given_] == [1, 1, 0, 0, 0]
     assert len(router.waiting) == 3
@@ -171,20 +161,20 @@ def test_what_waits_is_bound_when_a_worker_has_room_and_not_before() -> None:
 
 def test_a_much_shorter_request_is_bound_although_longer_ones_fill_the_workers() -> None:
     router = router_of({"a": SLOW})
-    bound(router, RoutedRequest(1, kind="a", steps=100))
-    bound(router, RoutedRequest(2, kind="a", steps=100))
+    bound(router, routed(1, "a", 100))
+    bound(router, routed(2, "a", 100))
 
-    assert bound(router, RoutedRequest(3, kind="a", steps=90)) == {}
-    assert bound(router, RoutedRequest(4, kind="a", steps=2)) == {4: 0}
+    assert bound(router, routed(3, "a", 90)) == {}
+    assert bound(router, routed(4, "a", 2)) == {4: 0}
 
 
 def test_higher_priority_goes_first_and_deadlines_that_press_before_it() -> None:
     router = router_of({"a": SLOW})
-    bound(router, RoutedRequest(1, kind="a", steps=10))
-    bound(router, RoutedRequest(2, kind="a", steps=10))
-    assert bound(router, RoutedRequest(3, kind="a", steps=10)) == {}
-    bound(router, RoutedRequest(4, kind="a", steps=10, priority=5))
-    bound(router, RoutedRequest(5, kind="a", steps=10, deadline_s=15.0))
+    bound(router, routed(1, "a", 10))
+    bound(router, routed(2, "a", 10))
+    assert bound(router, routed(3, "a", 10)) == {}
+    bound(router, routed(4, "a", 10, priority=5))
+    bound(router, routed(5, "a", 10, deadline_s=15.0))
     order = []
     for ended in (1, 2, 5):
         router.drop(ended)
@@ -197,8 +187,7 @@ def test_tenants_share_the_fleet_by_their_weights_and_not_by_how_much_they_ask_f
     router = router_of({"a": SLOW}, fair_share={"big": 3.0, "*": 1.0})
     numbers = itertools.count(1)
     works = [
-        RoutedRequest(next(numbers), kind="a", steps=10, tenant=tenant)
-        for tenant in ["many"] * 30 + ["big"] * 30
+        routed(next(numbers), "a", 10, tenant=tenant) for tenant in ["many"] * 30 + ["big"] * 30
     ]
     served: list[str] = []
     running = list(bound(router, *works))
@@ -214,7 +203,7 @@ def test_tenants_share_the_fleet_by_their_weights_and_not_by_how_much_they_ask_f
 def test_nobody_waits_for_a_guess_and_what_is_known_is_served_as_wide_as_is_worth_it() -> None:
     router = router_of({}, {})
     for number in range(100):
-        router.hold(RoutedRequest(number, kind="a", steps=28))
+        router.hold(routed(number, "a", 28))
     unknown_s = router.held_for_s()
 
     router.learned(0, {"a": FREE})
@@ -230,7 +219,7 @@ def test_nobody_waits_for_a_guess_and_what_is_known_is_served_as_wide_as_is_wort
 def test_a_worker_that_is_closed_gets_nothing_and_what_a_removed_one_had_comes_back() -> None:
     tables = {"a": SLOW}
     router = router_of(tables, tables)
-    work = RoutedRequest(1, kind="a", steps=10)
+    work = routed(1, "a", 10)
     assert bound(router, work) == {1: 0}
 
     returned = [(back.request, back.kind, back.steps) for back in router.remove_worker(0)]
@@ -245,7 +234,7 @@ def test_a_worker_that_is_closed_gets_nothing_and_what_a_removed_one_had_comes_b
 def test_workers_that_are_closed_are_no_room(requests: int) -> None:
     """They load, are dead or leave: what comes is not heaped on those that are open for them."""
     table = {"a": (1.0, 1.5, 2.0, 2.6)}
-    works = [RoutedRequest(n, kind="a", steps=30) for n in range(1, requests + 1)]
+    works = [routed(n, "a", 30) for n in range(1, requests + 1)]
     alone, loading = router_of(table), router_of(*[table] * 8)
     for worker in range(1, 8):
         loading.open(worker, is_open=False)
@@ -259,7 +248,7 @@ def test_no_worker_gets_more_at_one_moment_than_it_runs_together() -> None:
     for number in range(2):
         router.add_worker(WorkerLoad(number, {"a": FREE}, max_requests=3))
 
-    taken = bound(router, *(RoutedRequest(n, kind="a", steps=30) for n in range(1, 13)))
+    taken = bound(router, *(routed(n, "a", 30) for n in range(1, 13)))
 
     assert sorted(taken.values()) == [0, 0, 0, 1, 1, 1]
     assert len(router.waiting) == 6
@@ -271,7 +260,7 @@ def test_a_guess_that_is_wrong_does_not_heap_everything_on_one_worker() -> None:
         tables, {"a": tuple(100 * s for s in FREE)}, {"a": tuple(100 * s for s in FREE)}
     )
     for number in range(1, 200):
-        bound(router, RoutedRequest(number, kind="a", steps=10))
+        bound(router, routed(number, "a", 10))
 
     most = max(len(worker.bound) for worker in router.workers.values())
     assert most <= 32
@@ -289,11 +278,7 @@ def test_every_request_is_bound_once_or_waits_whatever_happens(
     router = router_of(*[{"a": SLOW, "b": FREE}] * workers)
     waiting, running, ended = set[int](), dict[int, int](), set[int]()
     for number, (kind, steps, priority) in enumerate(asked, 1):
-        router.hold(
-            RoutedRequest(
-                number, kind=kind, steps=steps, arrived_s=float(number), priority=priority
-            )
-        )
+        router.hold(routed(number, kind, steps, arrived_s=float(number), priority=priority))
         waiting.add(number)
         if running and rng.random() < 0.4:
             gone = rng.choice(sorted(running))
@@ -332,13 +317,13 @@ def test_a_choice_looks_at_few_workers_however_many_there_are(
     router = router_of(*[{"a": SLOW, "b": FREE}] * workers)
     for number in range(3 * workers):
         asked.clear()
-        held = bound(router, RoutedRequest(number, kind="ab"[number % 2], steps=20))
+        held = bound(router, routed(number, "ab"[number % 2], 20))
         assert len(asked) <= 2 * 2 * LOOKED_AT * (1 + len(held))  # two kinds may wait
 
 
 def test_of_requests_that_come_to_an_idle_fleet_the_longest_go_to_different_workers() -> None:
     tables = {"a": SLOW}
-    works = [RoutedRequest(n, kind="a", steps=steps) for n, steps in enumerate((10, 10, 40, 40), 1)]
+    works = [routed(n, "a", steps) for n, steps in enumerate((10, 10, 40, 40), 1)]
 
     taken = bound(router_of(tables, tables), *works)
 

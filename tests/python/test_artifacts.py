@@ -18,7 +18,8 @@ from carpool.cli.main import cli
 from carpool.errors import InvalidValue
 from carpool.media import encode_mesh, encode_sound
 from carpool.python.files import write_output
-from carpool.worker.raw_artifacts import mesh_of, sound_of
+from carpool.types import Timings
+from carpool.worker import encoding, protocol
 from carpool.worker.raw_output import raw_output
 from support.mesh_pipeline import FACES, mesh_pipeline
 from support.tiny import ARGUMENTS, checkpoint
@@ -90,11 +91,18 @@ def test_sound_is_an_output_a_job_and_a_file_of_the_command_line(tmp_path: Path)
 def test_what_crosses_to_the_front_is_what_was_made() -> None:
     whole = {"vertices": np.eye(3), "faces": [[0, 1, 2]], "visual": None}
     [coloured] = [{**whole, "vertex_channels": dict.fromkeys("RGB", torch.ones(3))}]
-    mesh = raw_output({"meshes": [coloured]}, spool=b"")["mesh"]
     samples = torch.linspace(-1, 1, 20).reshape(1, 2, 10)
-    sound = raw_output({"audios": samples, "sampling_rate": 50}, spool=b"")["sound"]
+    output = raw_output({"meshes": [coloured]}, spool=b"")
+    output |= raw_output({"audios": samples, "sampling_rate": 50}, spool=b"")
 
-    own, heard = mesh_of(mesh), sound_of(sound)
+    usage = protocol.TokenUsage(1, 1)
+    sent = protocol.Done("a", 1, [], timings=Timings(), usage=usage, **output)
+    done = encoding.decode_to_front(encoding.encode_body(sent))
+
+    assert isinstance(done, protocol.Done)
+    own, heard = done.mesh, done.sound
+    assert own is not None
+    assert heard is not None
     assert own.vertices.tolist() == np.eye(3).tolist()
     assert own.faces.tolist() == [[0, 1, 2]]
     assert own.colours is not None

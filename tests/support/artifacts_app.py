@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from carpool.artifacts import Mesh, Sound
 from carpool.request.card import Card, Parameter, Task
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.protocol import Done
-from carpool.worker.raw_artifacts import RawMesh, RawSound
 from support.app import CARD, Grey
 
 MESHES, SOUND = "/v1/meshes", "/v1/audio/generations"
@@ -29,7 +29,7 @@ class Making(Grey):
     def __init__(self, task: Task, **options: Any) -> None:
         super().__init__(**options)
         card: Card = replace(CARD, tasks=(task,), lora=())
-        self.more: dict[str, bytes] = {}  # of a mesh
+        self.more: dict[str, Any] = {}  # of a mesh
         self.ready, self.makes = protocol.WorkerReady(card, {}, 0.0), task.makes
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
@@ -43,8 +43,8 @@ class Making(Grey):
         done = await super().submit(request)
         done.pictures = []
         if self.makes == "meshes":
-            done.mesh = RawMesh(VERTICES.tobytes(), FACES.tobytes(), **self.more)
+            done.mesh = Mesh(VERTICES, FACES, **self.more)
         else:
             samples = np.linspace(-1, 1, 1000, dtype=np.float32)
-            done.sound = RawSound(np.stack([samples, -samples]).tobytes(), 2, 8000)
+            done.sound = Sound(np.stack([samples, -samples]), 8000)
         return done

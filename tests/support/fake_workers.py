@@ -5,13 +5,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
+from carpool.fleet.worker_load import RoutedRequest
 from carpool.telemetry.activity import Snapshot
-from carpool.types import CheckedRequest, Timings
+from carpool.types import CheckedRequest, RequestSize, Timings
 from carpool.worker import protocol
 from carpool.worker.guilt import CrashEvidence, Death
 from carpool.worker.requests import Moved
 from carpool.worker.supervisor import OnActivity, Supervisor, WorkerListener, WorkerState
 from support.app import CARD
+
+
+def routed(number: int, kind: Any, steps: int, **more: Any) -> RoutedRequest:
+    return RoutedRequest(number, kind=kind, steps=steps, **more)
 
 
 class FakeWorker(Supervisor):
@@ -69,7 +74,7 @@ class FakeWorker(Supervisor):
             self.on_activity(protocol.Activity(Snapshot(now_s, (), (), 0), [], 0))
 
     def report(self, seconds: Sequence[float], texts: Any = None, **steps_left: float) -> None:
-        costs = {(None, None, None): list(seconds)}
+        costs: dict[RequestSize, list[float]] = {(None, None, None): list(seconds)}
         self.listener.reported(protocol.Report(costs, steps_left, text_costs=texts or {}))
 
     # What a pool asks of it

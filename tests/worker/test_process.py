@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 
@@ -219,9 +220,10 @@ def test_a_video_crosses_with_its_sound_as_a_file_where_it_is_large(
     assert (small.path, large.rgb) == (b"", b"")
     assert Path(os.fsdecode(large.path)).parent == spool
     assert Path(os.fsdecode(large.path)).read_bytes() == small.rgb == nowhere.rgb
-    assert small.rate > 0
-    assert small.sound == large.sound
-    assert len(small.sound) % (4 * small.channels) == 0
+    assert small.sound is not None
+    assert large.sound is not None
+    assert small.sound.rate == large.sound.rate > 0
+    assert np.array_equal(small.sound.samples, large.sound.samples)
 
 
 def test_after_a_reset_the_worker_is_ready_once_the_last_cancelled_request_has_ended() -> None:

@@ -26,7 +26,6 @@ from carpool.request.adapter_names import split_target
 from carpool.request.lora import adapter_file, check_header, check_name
 from carpool.types import CheckedRequest, Event, Timings
 from carpool.worker import encoding, protocol
-from carpool.worker.raw_artifacts import mesh_of, sound_of
 from carpool.worker.start import ForkingStarter
 
 T = TypeVar("T")
@@ -221,10 +220,9 @@ def _fields(result: protocol.Done) -> dict[str, Any]:
     if result.text is not None:
         return result.text.fields()
     if result.mesh is not None:
-        return {"meshes": [mesh_of(result.mesh)]}
-    if result.sound is not None:
-        heard = sound_of(result.sound)
-        return {"audios": heard.samples[None], "sampling_rate": heard.rate}
+        return {"meshes": [result.mesh]}
+    if (sound := result.sound) is not None:
+        return {"audios": sound.samples[None], "sampling_rate": sound.rate}
     if (clip := result.clip) is None:
         return {"images": [encoding.image_of(picture) for picture in result.pictures]}
     size = clip.width * clip.height * 3
@@ -233,7 +231,6 @@ def _fields(result: protocol.Done) -> dict[str, Any]:
         for at in range(0, size * clip.length, size)
     ]
     fields: dict[str, Any] = {"frames": [frames]}
-    if clip.rate:
-        sound = np.frombuffer(clip.sound, np.float32).reshape(1, clip.channels, -1)
-        fields |= {"audio": sound, "sampling_rate": clip.rate}
+    if clip.sound is not None:
+        fields |= {"audio": clip.sound.samples[None], "sampling_rate": clip.sound.rate}
     return fields

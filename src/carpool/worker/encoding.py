@@ -1,6 +1,7 @@
 """Encode and decode the messages between the front and a worker: msgpack, with a length before it.
 
-Input images are sent inside a request's arguments, as raw pixels. This module opens no socket.
+Input images are sent inside a request's arguments, as raw pixels; meshes and sound as arrays. This
+module opens no socket.
 """
 
 import struct
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 from PIL import Image
 
 from carpool.worker.protocol import Picture, ToFront, ToWorker
@@ -21,6 +23,9 @@ def image_of(picture: Picture) -> Image.Image:
 
 
 _PICTURE = 1  # msgpack extension code of a PIL image: mode, size, pixels
+_ARRAY = 2  # of an array: type, shape, content
+Undecodable = msgspec.DecodeError
+"""Raised by `decode_to_worker` and `decode_to_front`: the other end violates the protocol."""
 _PACKED = "carpool-packed"  # key in the `info` of an image that is already packed
 
 
@@ -31,6 +36,9 @@ def pack(picture: Image.Image) -> Image.Image:
 
 
 def _packed(value: Any) -> msgspec.msgpack.Ext:
+    if isinstance(value, np.ndarray):
+        content = value.dtype.str, value.shape, value.tobytes()
+        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(content))
     if not isinstance(value, Image.Image):
         raise TypeError(f"a {type(value).__name__} cannot be sent to a worker")
     if (packed := value.info.get(_PACKED)) is not None:
@@ -41,18 +49,21 @@ def _packed(value: Any) -> msgspec.msgpack.Ext:
 
 
 def _unpacked(code: int, data: memoryview) -> Any:
-    if code != _PICTURE:
-        raise ValueError(f"unknown extension {code}")
-    mode, size, pixels = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, int], bytes])
-    return Image.frombytes(mode, size, pixels)
+    kind, size, content = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], bytes])
+    try:
+        if code == _PICTURE:
+            width, height = size
+            return Image.frombytes(kind, (width, height), content)
+        return np.frombuffer(content, kind).reshape(size)
+    except (TypeError, ValueError) as error:
+        raise Undecodable(f"an array of {size}, type {kind!r}: {error}") from error
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_packed)
 decode_to_worker: Callable[[bytes], ToWorker]
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker, ext_hook=_unpacked).decode
-decode_to_front: Callable[[bytes], ToFront] = msgspec.msgpack.Decoder(ToFront).decode
-Undecodable = msgspec.DecodeError
-"""Raised by `decode_to_worker` and `decode_to_front`: the other end violates the protocol."""
+decode_to_front: Callable[[bytes], ToFront]
+decode_to_front = msgspec.msgpack.Decoder(ToFront, ext_hook=_unpacked).decode
 
 
 def encode_body(message: ToWorker | ToFront) -> bytes:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from carpool.artifacts import Mesh, Sound
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.request.card import Card
 from carpool.telemetry.activity import SeenForward, SeenMove, Snapshot
 from carpool.types import CheckedRequest, JournalEntry, RequestSize, Timings
-from carpool.worker.raw_artifacts import RawMesh, RawSound
 
 MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files: other messages need not wait
 
@@ -136,16 +136,14 @@ class Picture(msgspec.Struct):
 
 
 class RawVideo(msgspec.Struct):
-    """A video, with audio if the model makes it. The front removes the file at `path`."""
+    """A video, with sound if the model makes it. The front removes the file at `path`."""
 
     width: int
     height: int
     length: int  # frames
     rgb: bytes  # 3 * width * height * length; empty if in a file
     path: bytes = b""  # may be other than UTF-8
-    sound: bytes = b""  # float32 in native byte order, (channels, samples)
-    channels: int = 1
-    rate: int = 0  # Hz
+    sound: Sound | None = None
 
 
 class Progress(msgspec.Struct, tag="progress"):
@@ -239,8 +237,8 @@ class Done(msgspec.Struct, tag="done"):
     timings: Timings
     usage: TokenUsage
     clip: RawVideo | None = None  # replaces pictures
-    mesh: RawMesh | None = None  # replaces pictures
-    sound: RawSound | None = None  # replaces pictures
+    mesh: Mesh | None = None  # replaces pictures
+    sound: Sound | None = None  # replaces pictures
     text: RawText | None = None  # replaces pictures
     warnings: list[str] = []  # shown to the client
     skipped_steps: int = 0

@@ -1,4 +1,4 @@
-"""Convert outputs of pipelines to raw pixels, samples and vertices for the front."""
+"""Convert outputs of pipelines to plain data for the front: pixels are raw, in memory or a file."""
 
 import os
 import tempfile
@@ -8,11 +8,10 @@ from typing import Any
 from carpool.artifacts import Sound
 from carpool.errors import PipelineFailed
 from carpool.worker import protocol
-from carpool.worker.raw_artifacts import RawMesh, RawSound
 
 
 def raw_output(fields: Mapping[str, Any], *, spool: bytes) -> dict[str, Any]:
-    """Convert a pipeline's output to raw pixels, samples or vertices: one field of `Done`."""
+    """Convert a pipeline's output to one field of `Done`."""
     from carpool.engine.model.artifacts import mesh_of, sound_of  # imports torch
 
     if "finish_reason" in fields:
@@ -21,23 +20,16 @@ def raw_output(fields: Mapping[str, Any], *, spool: bytes) -> dict[str, Any]:
     if "frames" in fields:
         return {"clip": _clip(fields, sound, spool)}
     if (mesh := mesh_of(fields)) is not None:
-        colours = b"" if mesh.colours is None else mesh.colours.tobytes()
-        places = b"" if mesh.places is None else mesh.places.tobytes()
-        parts = mesh.vertices.tobytes(), mesh.faces.tobytes(), colours, places, mesh.texture
-        return {"mesh": RawMesh(*parts)}
+        return {"mesh": mesh}
     if not fields.get("images") and sound is not None:
-        samples = sound.samples.tobytes()
-        return {"sound": RawSound(samples, len(sound.samples), sound.rate)}
+        return {"sound": sound}
     return {"pictures": _pictures(fields)}
 
 
 def _clip(fields: Mapping[str, Any], sound: Sound | None, spool: bytes) -> protocol.RawVideo:
     [video] = fields["frames"]
     width, height = video[0].size
-    clip = protocol.RawVideo(width, height, len(video), b"")
-    if sound is not None:
-        clip.sound, clip.channels = sound.samples.tobytes(), len(sound.samples)
-        clip.rate = sound.rate
+    clip = protocol.RawVideo(width, height, len(video), b"", sound=sound)
     raw = (frame.convert("RGB").tobytes() for frame in video)
     if spool and 3 * width * height * len(video) > protocol.MOST_INLINE_BYTES:
         prefix = f"{os.getpid()}-".encode()

@@ -238,7 +238,7 @@ async def test_sound_names_the_signed_link_of_its_file() -> None:
 
 async def test_the_texture_of_an_obj_is_a_file_of_its_job() -> None:
     worker = Making(OF_WORDS)
-    worker.more = {"places": np.zeros((3, 2), np.float32).tobytes(), "texture": png()}
+    worker.more = {"places": np.zeros((3, 2), np.float32), "texture": png()}
 
     async with open_app(worker) as opened:
         job = await completed(opened, {"prompt": "a cup", "output_format": "obj"})

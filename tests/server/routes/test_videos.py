@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from carpool.artifacts import Sound
 from carpool.errors import PipelineFailed
 from carpool.jobs.database import Record
 from carpool.jobs.store import JobStore
@@ -60,8 +61,8 @@ def test_a_clip_becomes_a_video_with_its_small_pictures(tmp_path: Path, record: 
 
 def test_what_is_heard_in_a_clip_is_in_the_video(tmp_path: Path, record: Record) -> None:
     tone = np.sin(np.arange(RATE) * 2 * np.pi * 440 / RATE).astype(np.float32)
-    sound = np.stack([tone, tone]).tobytes()
-    clip = RawVideo(64, 32, 12, pixels().tobytes(), sound=sound, channels=2, rate=RATE)
+    sound = Sound(np.stack([tone, tone]), RATE)
+    clip = RawVideo(64, 32, 12, pixels().tobytes(), sound=sound)
 
     write_video(record, done(clip), tmp_path)
 

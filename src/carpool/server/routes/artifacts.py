@@ -25,7 +25,6 @@ from carpool.server.routes import jobs
 from carpool.server.state import AuthenticatedRequest, ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
-from carpool.worker.raw_artifacts import mesh_of, sound_of
 
 DURATIONS = (
     "audio_length_in_s", "audio_end_in_s", "audio_duration_s", "audio_duration", "duration",
@@ -41,7 +40,7 @@ def write_mesh(record: Record, outputs: Sequence[Done], folder: Path) -> None:
     [answer], output = outputs, record.work["output"]
     if answer.mesh is None:
         raise PipelineFailed("the pipeline gave no mesh")
-    mesh, format = mesh_of(answer.mesh), output["format"]
+    mesh, format = answer.mesh, output["format"]
     check_faces(mesh, output["max_faces"])
     told = with_used(output["told"], answer.settings)
     files = {f"mesh.{format}": encode_mesh(mesh, format, told, stem="mesh")}
@@ -54,9 +53,10 @@ def write_sound(record: Record, outputs: Sequence[Done], folder: Path) -> None:
     [answer], output = outputs, record.work["output"]
     if answer.sound is None:
         raise PipelineFailed("the pipeline gave no sound")
-    sound, format = sound_of(answer.sound), output["format"]
-    content = encode_sound(sound, format, with_used(output["told"], answer.settings))
-    (folder / f"sound.{format}").write_bytes(content)
+    content = encode_sound(
+        answer.sound, output["format"], with_used(output["told"], answer.settings)
+    )
+    (folder / f"sound.{output['format']}").write_bytes(content)
 
 
 def _checked(

@@ -46,9 +46,7 @@ def write_video(record: Record, outputs: Sequence[Done], folder: Path) -> None:
     output = record.work["output"]
     path = folder / FILES["video"]
     pixels = np.frombuffer(clip.rgb, np.uint8).reshape(clip.length, clip.height, clip.width, 3)
-    audio = None
-    if clip.rate:
-        audio = np.frombuffer(clip.sound, np.float32).reshape(clip.channels, -1), clip.rate
+    audio = (clip.sound.samples, clip.sound.rate) if clip.sound else None
     metadata = with_used(output["told"], {**outputs[0].settings, "fps": output["fps"]})
     write_mp4(pixels, output["fps"], audio, path, metadata=metadata)
     (folder / FILES["thumbnail"]).write_bytes(thumbnail(path))
