@@ -69,6 +69,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "httptools": ("carpool/server/transport/http_protocol.py",),
     "prometheus_client": ("carpool/telemetry/",),
     "fastapi": ("carpool/server/",),
+    "jinja2": ("carpool/engine/model/text_pipeline.py", "carpool/server/routes/docs_page.py"),
     "msgspec": (
         "carpool/worker/encoding.py",
         "carpool/worker/protocol.py",
