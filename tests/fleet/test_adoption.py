@@ -74,9 +74,6 @@ class Fronts(WorkerListener):
     def changed(self) -> None:
         self.changes += 1
 
-    def reported(self, report: protocol.Report) -> None:
-        pass
-
 
 async def address_only(address: WorkerAddress, spool: Path | None) -> Any:
     return address

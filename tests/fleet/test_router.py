@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.fleet.router import LOOKED_AT, Router
-from carpool.fleet.worker_load import (
-    Bound,
-    RoutedRequest,
-    StepTable,
-    WorkerLoad,
-    extra_s,
-    paying_width,
-    step_s,
-)
+from carpool.fleet.worker_load import Bound, StepTable, WorkerLoad, extra_s, paying_width, step_s
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.sweep import step_seconds
 from carpool.schedule.views import CallKind
@@ -35,7 +27,7 @@ def router_of(*tables: Mapping[Any, StepTable], **options: Any) -> Router:
     return router
 
 
-def bound(router: Router, *works: RoutedRequest, now_s: float = 0.0) -> dict[int, int]:
+def bound(router: Router, *works: Any, now_s: float = 0.0) -> dict[int, int]:
     for work in works:
         router.hold(work)
     return {one.request: one.worker for one in router.assign(now_s)}
@@ -309,7 +301,7 @@ def test_a_choice_looks_at_few_workers_however_many_there_are(
 ) -> None:
     asked: list[int] = []
 
-    def counted(work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: float) -> float:
+    def counted(work: Any, worker: WorkerLoad, table: StepTable, now_s: float) -> float:
         asked.append(worker.id)
         return extra_s(work, worker, table, now_s)
 

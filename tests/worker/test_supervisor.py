@@ -232,9 +232,6 @@ def test_a_worker_that_died_takes_no_requests_from_then_on_however_long_its_proc
         def changed(self) -> None:
             self.takes_requests.append(self.worker.takes_requests)
 
-        def reported(self, report: protocol.Report) -> None:
-            pass
-
     async def story() -> None:
         _, workers = supervised(monkeypatch, READY, READY)
         is_closing = asyncio.Event()

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
 from carpool.types import CheckedRequest, OnProgress
@@ -29,8 +29,8 @@ WorkerState = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 _MOST_LISTED = 8  # requests in a log line
 
 
-class WorkerListener(Protocol):
-    """Receives changes and reports of a worker, on the event loop."""
+class WorkerListener:
+    """Receives changes and reports of a worker, on the event loop. Does nothing with them."""
 
     def changed(self) -> None:
         """Its state has changed, or whether it accepts requests."""
