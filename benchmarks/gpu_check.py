@@ -1,7 +1,7 @@
 """Part *check*: does the engine run, and do its outputs equal plain diffusers'?
 
-- `carpool check` and `carpool bench` (64 requests at once to `carpool serve`) on the embedded model,
-  and the tests that need a GPU; all of them at once, because a lease is short.
+- `carpool check`, and `carpool bench` with 64 requests at once to `carpool serve`, on the embedded
+  model; and the tests that need a GPU. All of it runs at once, because a lease is short.
 - Each main family at real size: two requests with different steps together, against each alone in
   plain diffusers, as PSNR in decibels (`equal`: no difference), and the PSNR of unrelated pictures.
 - Claims of the simulated device on a real one: `gpu_claims.py`.

@@ -67,6 +67,10 @@ def streamed(rig: Rig) -> str:
     return _same(_drawn(rig, stream="transformer"), _drawn(rig))
 
 
+def compiled(rig: Rig) -> str:
+    return _same(_drawn(rig, compile=True), _drawn(rig))
+
+
 def placed(rig: Rig) -> str:
     return _same(_drawn(rig, place="text_encoder_2=cpu"), _drawn(rig))
 
@@ -144,6 +148,9 @@ CLAIMS = {
         "Streamed weights are never read before they are there: pictures are the same.",
         f"{_TESTS}streaming_on_device.py", streamed,
     ),
+    "compiled": Claim(
+        "Compiled blocks give the same pictures.", "tests/engine/model/test_compile.py", compiled,
+    ),
     "placed": Claim(
         "A component that is placed elsewhere computes there.", f"{_TESTS}places.py", placed,
     ),
@@ -168,7 +175,8 @@ CLAIMS = {
         f"{_TESTS}pinned_copies.py",
     ),
     "ahead": Claim(
-        "The loop prepares a forward while the one before runs: gaps stay under 100 us.",
+        "The loop prepares a forward while the one before runs, except where Python launches a"
+        " forward's kernels more slowly than the device runs them.",
         f"{_TESTS}heartbeat_on_device.py",
     ),
 }  # fmt: skip

@@ -28,10 +28,11 @@ def note_copy(value: Tensor, source: Tensor) -> None:
     """Record the source of a device tensor's copy.
 
     Args:
-        source: host tensor with the same values, dtype and shape; it is never modified.
+        source: host tensor with the same values, dtype and shape. It is cloned, because torch ends
+            the process when pinned memory is released after its device has failed.
     """
     if source.nbytes <= MOST_BYTES and not value.is_inference():
-        _copied[value] = source, value._version
+        _copied[value] = source.clone(), value._version
 
 
 def source_of(value: Tensor) -> Tensor | None:

@@ -182,7 +182,10 @@ class Device:
             return convert(value).cpu()
         self._copies.wait_event(mark)
         with self._copies:
-            return convert(value).cpu()
+            converted = convert(value)
+            if (is_ready := self.mark()) is not None:
+                is_ready.synchronize()  # a copy to pageable memory blocks all launches until then
+            return converted.cpu()
 
     # Memory: of this process, in bytes
 
