@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import carpool
-from carpool.errors import Cancelled, CarpoolError, SettingRejected
+from carpool.errors import Cancelled, SettingRejected
 from support.engine_driver import served
 from support.tiny import ARGUMENTS
 
@@ -29,14 +29,6 @@ def test_leaving_the_block_ends_the_thread_and_gives_the_modules_back() -> None:
     with pytest.raises(Cancelled, match="the engine was closed"):
         handle.result(10)
     engine.close()  # a second time is harmless
-
-
-def test_a_closed_engine_takes_nothing() -> None:
-    with carpool.load(served("sd15"), device="cpu") as engine:
-        pass
-
-    with pytest.raises(CarpoolError, match="the engine is closing and takes no new requests"):
-        engine.submit("a cat", **SD15)
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest() -> None:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from carpool.engine import random_state
 from support.engine_driver import Drive, Recorder, driving, fresh, gap
 from support.isolation import build
-from support.tiny import outsiders
+from support.tiny import ARGUMENTS, tiny_pipeline
 
 DRAW: dict[str, Callable[[Tensor], Any]] = {  # names are bound before any engine runs
     "torch": lambda x: torch.randn_like(x),
@@ -203,7 +203,7 @@ def test_a_hook_that_adds_noise_to_a_denoiser_draws_for_each_request(numerics: s
 
 def test_ltxs_decoder_with_noise_gives_what_plain_diffusers_gives() -> None:
     def noisy() -> DiffusionPipeline:
-        pipe = outsiders.ltx()
+        pipe = tiny_pipeline("ltx")
         config = {**pipe.vae.config, "decoder_inject_noise": (True,) * 5}
         vae = AutoencoderKLLTXVideo.from_config(config)
         for weight in vae.requires_grad_(False).parameters():
@@ -211,7 +211,7 @@ def test_ltxs_decoder_with_noise_gives_what_plain_diffusers_gives() -> None:
         pipe.register_modules(vae=vae)
         return pipe
 
-    arguments = {**outsiders.ARGUMENTS["ltx"], "output_type": "pt"}
+    arguments = {**ARGUMENTS["ltx"], "output_type": "pt"}
     prompt = "a cat"
     expected = [plainly(build(noisy), seed, prompt=prompt, **arguments).frames for seed in range(3)]
     with driving(build(noisy), numerics="exact") as drive:

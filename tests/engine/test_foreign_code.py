@@ -13,8 +13,8 @@ from carpool.engine.foreign_code import foreign_parts
 from support.engine_driver import driving, gap
 from support.isolation import build, differences, state_of
 from support.newcomers import SIZE
+from support.tiny import tiny_pipeline
 from support.tiny.parts import drawn
-from support.tiny.stable import sd15
 
 
 class Mean:
@@ -99,7 +99,7 @@ def test_a_models_table_is_proven_first_where_others_have_changed_the_model(name
     change, fuses = CHANGES[name]
 
     def make() -> Any:
-        pipe = sd15()
+        pipe = tiny_pipeline("sd15")
         change(pipe.unet)
         return pipe
 
@@ -124,7 +124,7 @@ def test_a_models_table_is_proven_first_where_others_have_changed_the_model(name
 
 
 def test_a_model_as_the_library_made_it_has_no_foreign_parts() -> None:
-    pipe = sd15()
+    pipe = tiny_pipeline("sd15")
 
     assert not [part for name in ("unet", "vae", "text_encoder") for part in
                 foreign_parts(getattr(pipe, name))]  # fmt: skip

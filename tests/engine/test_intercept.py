@@ -91,13 +91,6 @@ def test_inside_a_fiber_a_call_parks_with_its_arguments() -> None:
         assert fiber.resume("an answer") == Returned("an answer")
 
 
-def test_outside_of_fibers_methods_do_what_they_did() -> None:
-    module = Doubler()
-
-    with intercepting(transformer=module):
-        assert module(ONE, shift=1.0) == 3
-
-
 class Alone:
     """The context of a fiber that shares nothing."""
 
@@ -248,17 +241,6 @@ def test_an_own_forward_is_what_a_call_means() -> None:
 
         assert call.target.original(*call.args) == -4
         assert module(ONE) == -4
-
-
-def test_it_can_be_installed_again() -> None:
-    module = Doubler()
-    interception = intercept.Interception({"transformer": module})
-
-    for _ in range(2):
-        interception.install()
-        assert isinstance(Fiber(lambda: module(ONE)).start(), intercept.Call)
-        interception.remove()
-        assert Fiber(lambda: module(ONE)).start() == Returned(2 * ONE)
 
 
 def test_a_method_that_takes_anything_never_fuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from carpool.types import Event
 from support import isolation
 from support.engine_driver import driving, gap
 from support.isolation import ARGUMENTS, build
-from support.tiny.stable import sd15
+from support.tiny import tiny_pipeline
 
 
 class Nested(DiffusionPipeline):  # type: ignore[misc]
@@ -34,7 +34,7 @@ class Nested(DiffusionPipeline):  # type: ignore[misc]
 
 
 def nested() -> Nested:
-    inner = sd15()
+    inner = tiny_pipeline("sd15")
     pipe = Nested(inner.unet, inner.scheduler)
     pipe.inner = inner
     return pipe

@@ -1,6 +1,7 @@
 """Denoisers that keep keys and values share forwards, each request with its own."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +18,8 @@ from carpool.engine.numerics import DATA, ROWS, Exact
 from carpool.engine.per_call import PerCall, give_back, mapped
 from carpool.errors import Cancelled, PipelineFailed
 from support.engine_driver import driving
-from support.tiny import ARGUMENTS
-from support.tiny.flux2 import klein_kv
+from support.tiny import ARGUMENTS, tiny_pipeline
 from support.tiny.parts import qwen2_tokenizer
-from support.tiny.qwen import qwen_21
 
 PROMPTS = ["a cat", "a photo of a dog in the rain", "the sea", "an astronaut riding a horse", ""]
 _pixels = np.random.RandomState(0).randint(0, 255, (5, 64, 64, 3), np.uint8)
@@ -40,7 +39,7 @@ class TextReader:
 
 
 def qwen() -> DiffusionPipeline:
-    return qwen_21(TextReader())
+    return tiny_pipeline("qwen_21", processor=TextReader())
 
 
 def arguments(pipe: DiffusionPipeline, place: int) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def break_down(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("numerics", ["fast", "exact"])
-@pytest.mark.parametrize("make", [qwen, klein_kv])
+@pytest.mark.parametrize("make", [qwen, partial(tiny_pipeline, "flux2_klein_kv")])
 def test_requests_with_caches_get_what_plain_diffusers_gives_and_share_forwards(
     make: Callable[[], DiffusionPipeline], numerics: str
 ) -> None:

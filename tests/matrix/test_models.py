@@ -17,7 +17,7 @@ from carpool.models.grid import FAMILIES, Family, families, proof, rows
 from support.matrix import CASES
 from support.modular import CLASSES
 from support.newcomers import NEWCOMERS
-from support.tiny.checkpoints import FAMILIES as FAMILIES_BY_NAME
+from support.tiny import FAMILIES as TINY
 
 ROOT = Path(__file__).parents[2]
 KNOWN = {case.name: case for case in CASES}
@@ -133,13 +133,13 @@ def test_a_test_that_proves_a_class_exists_and_runs_it(name: str) -> None:
         assert case.partition("-")[0] == name in CLASSES
     elif case:
         assert f'"{case}"' in text
-        assert FAMILIES_BY_NAME[case].__annotations__["return"].__name__ == name
+        assert TINY[case]["pipeline"] == name
 
 
 def test_every_pipeline_that_the_outsiders_run_is_known_on_the_page() -> None:
     text = (ROOT / "tests/matrix/test_outsiders.py").read_text()
-    run = [name for name in FAMILIES_BY_NAME if f'"{name}": (' in text]
+    run = [name for name in TINY if f'"{name}": (' in text]
 
     assert len(run) >= 13
-    classes = {FAMILIES_BY_NAME[name].__annotations__["return"].__name__ for name in run}
+    classes = {TINY[name]["pipeline"] for name in run}
     assert classes <= from_tests().keys(), "add them to docs/known_pipelines.json"

@@ -12,8 +12,8 @@ from transformers import Gemma2Model
 from carpool.engine.specs.infer import reads_caches
 from support.engine_driver import Drive, driving, fresh, gap
 from support.matrix.case import IMAGE, VIDEO
+from support.pictures import picture, png
 from support.tiny import ARGUMENTS
-from support.tiny.outsiders_videos import picture
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation:DeprecationWarning",  # diffusers' Euler with numpy 2
@@ -36,7 +36,10 @@ REQUESTS: tuple[dict[str, Any], ...] = (  # prompts of one length: some models d
 )
 WITHOUT_PROMPT: dict[str, tuple[dict[str, Any], ...]] = {
     "svd": tuple(
-        {"prompt": None, "image": picture(seed), "seed": seed, "num_inference_steps": n, **more}
+        {
+            "prompt": None, "image": picture(png(32, 32, seed=seed)), "seed": seed,
+            "num_inference_steps": n, **more,
+        }
         for seed, n, more in (
             (1, 6, {}), (2, 7, {"motion_bucket_id": 90}), (3, 5, {"fps": 9}),
             (4, 6, {"noise_aug_strength": 0.1}), (5, 5, {"max_guidance_scale": 1.0}),

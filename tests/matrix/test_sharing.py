@@ -25,8 +25,8 @@ from support.matrix import CASES
 from support.modular import CLASSES, modular
 from support.modular import asked as asked_of_modular
 from support.newcomers import NEWCOMERS, asked
+from support.pictures import picture, png
 from support.tiny import ARGUMENTS, newest
-from support.tiny.outsiders_videos import picture
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS, REASONS = DOCS / "sharing.json", DOCS / "sharing_reasons.json"
@@ -84,7 +84,11 @@ def built(place: str, name: str) -> tuple[DiffusionPipeline, list[dict[str, Any]
         pipe = modular(name)
         return pipe, asked_of_modular(pipe, steps)
     if place == "family":
-        more = {"image": picture(1), "prompt": None} if name == "svd" else {"prompt": "a cat"}
+        more = (
+            {"image": picture(png(32, 32, seed=1)), "prompt": None}
+            if name == "svd"
+            else {"prompt": "a cat"}
+        )
         arguments = {**ARGUMENTS[name], **more}
         return fresh(name), [{**arguments, "num_inference_steps": n} for n in (4, 6, 5)]
     [case] = [case for case in CASES if case.name == name]

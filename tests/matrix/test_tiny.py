@@ -1,4 +1,7 @@
-"""The tiny checkpoints load and react: a test that swaps two requests would notice."""
+"""Tiny checkpoints draw neither flat nor clamped pictures, and rounding stays small in them.
+
+That each argument shows in them is a test of the matrix.
+"""
 
 from typing import Any
 
@@ -7,19 +10,16 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from support.tiny import ARGUMENTS, checkpoint
-from support.tiny.checkpoints import FAMILIES as ALL
-from support.tiny.stable import FAMILIES
+from support.tiny import ARGUMENTS, FAMILIES, checkpoint
 
 pytestmark = pytest.mark.filterwarnings(  # diffusers' Euler scheduler with numpy 2
     "ignore:__array__ implementation:DeprecationWarning"
 )
-VISIBLE = 2e-3  # 100 times the largest difference that fusing requests may make
 PROMPTS = {"prompt": "a photo of a cat", "negative_prompt": "blurry, low quality"}
 TRUE_CFG = {"flux": {"true_cfg_scale": 3.0}}  # without it a negative prompt is not read
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=("flux", "sd3", "sdxl", "sd15"))
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -51,21 +51,11 @@ def difference(left: Tensor, right: Tensor) -> float:
     return float((left - right).abs().max())
 
 
-def test_every_family_has_arguments() -> None:
-    assert ARGUMENTS.keys() == ALL.keys()
-
-
-def test_a_checkpoint_loads_as_the_pipeline_it_was_built_from(
-    family: str, pipeline: DiffusionPipeline
-) -> None:
-    assert FAMILIES[family].__annotations__["return"] is type(pipeline)
-
-
 def test_a_second_use_finds_the_checkpoint_of_the_first(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = checkpoint(family)
-    monkeypatch.delitem(ALL, family)
+    monkeypatch.delitem(FAMILIES, family)
 
     assert checkpoint(family) == first
 
@@ -74,24 +64,6 @@ def test_an_image_is_neither_clamped_nor_flat(image: Tensor) -> None:
     assert image.isfinite().all()
     assert ((image <= 0) | (image >= 1)).float().mean() < 0.6
     assert image.std() > 0.05
-
-
-@pytest.mark.parametrize(
-    "swap",
-    [
-        {"prompt": "a photo of a dog"},
-        {"seed": 1},
-        {"guidance_scale": 2.0},
-        {"negative_prompt": "a red balloon"},
-    ],
-    ids=lambda swap: next(iter(swap)),
-)
-def test_each_argument_shows_in_the_image(
-    pipeline: DiffusionPipeline, arguments: dict[str, Any], image: Tensor, swap: dict[str, Any]
-) -> None:
-    swapped = draw(pipeline, **arguments | swap)
-
-    assert difference(image, swapped) > VISIBLE
 
 
 def test_noise_as_small_as_rounding_stays_small(

@@ -12,14 +12,13 @@ import diffusers
 import numpy as np
 import torch
 from diffusers.guiders import AdaptiveProjectedMixGuidance
-from diffusers.pipelines.deepfloyd_if import IFSafetyChecker, IFWatermarker
+from diffusers.pipelines.deepfloyd_if import IFSafetyChecker
 from torch import nn
 from transformers import CLIPImageProcessor
 
-from support.tiny.parts import drawn, qwen2_tokenizer, t5, t5_tokenizer
-from support.tiny.qwen import qwen_vl
-from support.tiny.stable import sd3, sd15, sdxl
-from support.tiny.wan import umt5, wan_vae
+from support.tiny import tiny_pipeline
+from support.tiny.newest import components
+from support.tiny.parts import drawn
 
 
 def build(make: Callable[[], diffusers.DiffusionPipeline]) -> diffusers.DiffusionPipeline:
@@ -36,17 +35,21 @@ def build(make: Callable[[], diffusers.DiffusionPipeline]) -> diffusers.Diffusio
 
 def pag_sdxl() -> diffusers.StableDiffusionXLPAGPipeline:
     """Perturbed attention: processors are exchanged during a call with `pag_scale` above 0."""
-    return diffusers.StableDiffusionXLPAGPipeline(**sdxl().components, pag_applied_layers="mid")
+    return diffusers.StableDiffusionXLPAGPipeline(
+        **tiny_pipeline("sdxl").components, pag_applied_layers="mid"
+    )
 
 
 def pag_sd3() -> diffusers.StableDiffusion3PAGPipeline:
-    parts = {name: part for name, part in sd3().components.items() if part is not None}
+    parts = {
+        name: part for name, part in tiny_pipeline("sd3").components.items() if part is not None
+    }
     return diffusers.StableDiffusion3PAGPipeline(**parts, pag_applied_layers="blocks.1")
 
 
 def control_sd3() -> diffusers.StableDiffusion3ControlNetPipeline:
     """Its VAE's posterior is sampled without the generator: from torch's global numbers."""
-    pipe = sd3()
+    pipe = tiny_pipeline("sd3")
     net = diffusers.SD3ControlNetModel.from_transformer(
         pipe.transformer, num_layers=1, num_extra_conditioning_channels=0
     )
@@ -57,7 +60,7 @@ def control_sd3() -> diffusers.StableDiffusion3ControlNetPipeline:
 def ddim() -> diffusers.StableDiffusionPipeline:
     """A scheduler whose config the constructors of its sisters would correct."""
     parts = {
-        **sd15().components,
+        **tiny_pipeline("sd15").components,
         "scheduler": diffusers.DDIMScheduler(clip_sample=True, steps_offset=0),
     }
     pipe = diffusers.StableDiffusionPipeline(**parts, requires_safety_checker=False)
@@ -67,48 +70,13 @@ def ddim() -> diffusers.StableDiffusionPipeline:
 
 def guided() -> diffusers.HunyuanImagePipeline:
     """A guider that keeps its step and its momentum."""
-    return diffusers.HunyuanImagePipeline(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
-        vae=drawn(
-            diffusers.AutoencoderKLHunyuanImage(
-                in_channels=3, out_channels=3, latent_channels=4,
-                block_out_channels=(32, 64, 64, 64), layers_per_block=1, scaling_factor=0.476986,
-                spatial_compression_ratio=8, sample_size=128,
-            ),
-            last="decoder.conv_out", gain=0.5,
-        ),
-        text_encoder=qwen_vl(), tokenizer=qwen2_tokenizer(), text_encoder_2=t5(32),
-        tokenizer_2=t5_tokenizer(),
-        transformer=drawn(
-            diffusers.HunyuanImageTransformer2DModel(
-                in_channels=4, out_channels=4, num_attention_heads=4, attention_head_dim=8,
-                num_layers=1, num_single_layers=1, num_refiner_layers=1, patch_size=(1, 1),
-                guidance_embeds=False, text_embed_dim=32, text_embed_2_dim=32, rope_axes_dim=(4, 4),
-            ),
-            last="proj_out", gain=0.3,
-        ),
-        guider=AdaptiveProjectedMixGuidance(adaptive_projected_guidance_start_step=1),
-    )  # fmt: skip
+    guider = AdaptiveProjectedMixGuidance(adaptive_projected_guidance_start_step=1)
+    return diffusers.HunyuanImagePipeline(**components("guided"), guider=guider)
 
 
 def forcing() -> diffusers.SkyReelsV2DiffusionForcingPipeline:
     """`causal_block_size` is written into the transformer's config."""
-    return diffusers.SkyReelsV2DiffusionForcingPipeline(
-        tokenizer=t5_tokenizer(), text_encoder=umt5(),
-        scheduler=diffusers.UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=8.0,
-        ),
-        vae=wan_vae(),
-        transformer=drawn(
-            diffusers.SkyReelsV2Transformer3DModel(
-                patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16,
-                out_channels=16, text_dim=umt5().config.d_model, freq_dim=256, ffn_dim=32,
-                num_layers=2, cross_attn_norm=True, qk_norm="rms_norm_across_heads",
-                rope_max_seq_len=32,
-            ),
-            last="proj_out", gain=0.3,
-        ),
-    )  # fmt: skip
+    return diffusers.SkyReelsV2DiffusionForcingPipeline(**components("forcing"))
 
 
 class Checker(IFSafetyChecker):  # type: ignore[misc]
@@ -124,23 +92,7 @@ class Checker(IFSafetyChecker):  # type: ignore[misc]
 
 def pixels() -> diffusers.IFPipeline:
     """DeepFloyd IF: rescales, checks and marks its pictures for "pil" and "np", not for "pt"."""
-    unet = diffusers.UNet2DConditionModel(
-        sample_size=32, layers_per_block=1, block_out_channels=(32, 64),
-        down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
-        mid_block_type="UNetMidBlock2DSimpleCrossAttn",
-        up_block_types=("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"), in_channels=3,
-        out_channels=6, cross_attention_dim=32, encoder_hid_dim=32, attention_head_dim=8,
-        addition_embed_type="text", addition_embed_type_num_heads=2,
-        cross_attention_norm="group_norm", resnet_time_scale_shift="scale_shift", act_fn="gelu",
-    )  # fmt: skip
-    pipe = diffusers.IFPipeline(
-        text_encoder=t5(32), tokenizer=t5_tokenizer(), unet=drawn(unet, last="conv_out", gain=0.3),
-        scheduler=diffusers.DDPMScheduler(
-            beta_schedule="squaredcos_cap_v2", thresholding=True, variance_type="learned_range",
-        ),
-        watermarker=IFWatermarker(), safety_checker=None, feature_extractor=None,
-        requires_safety_checker=False,
-    )  # fmt: skip
+    pipe = diffusers.IFPipeline(**components("pixels"))
     reader = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=32)
     vars(pipe).update(safety_checker=Checker(), feature_extractor=reader)
     return pipe
@@ -148,7 +100,7 @@ def pixels() -> diffusers.IFPipeline:
 
 def two_controls() -> diffusers.StableDiffusionXLControlNetPipeline:
     """Two ControlNets: pictures, scales and spans are lists."""
-    pipe = sdxl()
+    pipe = tiny_pipeline("sdxl")
     nets = [
         drawn(
             diffusers.ControlNetModel.from_unet(

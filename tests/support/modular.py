@@ -14,48 +14,16 @@ from torch import nn
 
 from support.isolation import build
 from support.matrix.qwen import shrunk
-from support.tiny import newest
-from support.tiny.checkpoints import ARGUMENTS, FAMILIES
-from support.tiny.parts import drawn, qwen2_tokenizer, t5_tokenizer
-from support.tiny.qwen import causal_vae
-from support.tiny.zimage import qwen3
+from support.tiny import ARGUMENTS, newest, tiny_pipeline
+from support.tiny.parts import drawn
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
 MASK = Image.fromarray(np.kron(np.eye(2, dtype=np.uint8) * 255, np.ones((32, 32), np.uint8)))
 
 
-def anima() -> dict[str, Any]:
-    """Components of a class that diffusers has of blocks only."""
-    conditioner = diffusers.AnimaTextConditioner(
-        source_dim=32, target_dim=16, model_dim=16, num_layers=1, num_attention_heads=2,
-        target_vocab_size=len(t5_tokenizer()), min_sequence_length=8,
-    )  # fmt: skip
-    transformer = diffusers.CosmosTransformer3DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=12,
-        num_layers=2,
-        mlp_ratio=2,
-        text_embed_dim=16,
-        adaln_lora_dim=4,
-        max_size=(4, 32, 32),
-        patch_size=(1, 2, 2),
-        rope_scale=(2.0, 1.0, 1.0),
-        concat_padding_mask=False,  # or it needs torchvision
-        extra_pos_embed_type=None,
-    )
-    return {
-        "text_encoder": qwen3(), "tokenizer": qwen2_tokenizer(), "t5_tokenizer": t5_tokenizer(),
-        "text_conditioner": drawn(conditioner), "vae": causal_vae(4),
-        "transformer": drawn(transformer, last="proj_out", gain=0.3),
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
-    }  # fmt: skip
-
-
 def vace() -> dict[str, Any]:
     """Wan 2.2 with a control; its blocks read the config of the first of two such transformers."""
-    made: dict[str, Any] = FAMILIES["wan22_t2v_a14b"]().components
+    made: dict[str, Any] = tiny_pipeline("wan22_t2v_a14b").components
     names = signature(diffusers.WanVACETransformer3DModel.__init__).parameters.keys()
     for name in ("transformer", "transformer_2"):
         config = {n: v for n, v in made[name].config.items() if n in names}
@@ -65,10 +33,10 @@ def vace() -> dict[str, Any]:
 
 
 def ltx25() -> dict[str, Any]:
-    return {**FAMILIES["ltx2"]().components, **newest.components("ltx25")}
+    return {**tiny_pipeline("ltx2").components, **newest.components("ltx25")}
 
 
-PARTS = {**newest.PARTS, "anima": anima, "vace": vace, "ltx25": ltx25}
+PARTS = {**newest.PARTS, "vace": vace, "ltx25": ltx25}
 _SMALL = {"height": 32, "width": 32, "max_sequence_length": 16}
 _FLUX3 = {"height": 64, "width": 64, "text_encoder_out_layers": (1, 2), "max_new_tokens": 3}
 _COSMOS3 = {
@@ -136,7 +104,7 @@ def modular(name: str, **others: Any) -> diffusers.ModularPipeline:
     def make() -> diffusers.ModularPipeline:
         pipe = getattr(diffusers, name)()
         family = CLASSES[name][0]
-        have = PARTS[family]() if family in PARTS else FAMILIES[family]().components
+        have = PARTS[family]() if family in PARTS else tiny_pipeline(family).components
         taken = {n: one for n, one in have.items() if n in pipe.pretrained_component_names}
         pipe.update_components(**{**taken, **others})
         if "QwenImage" in name:
@@ -174,9 +142,9 @@ def asked(
 
 def plain(pipe: diffusers.ModularPipeline, *, seed: int, **given: Any) -> torch.Tensor:
     """What diffusers gives for a request: pictures or videos, as tensors."""
-    for part in pipe.components.values():
-        if isinstance(part, nn.Module):
-            part.requires_grad_(False)
+    for component in pipe.components.values():
+        if isinstance(component, nn.Module):
+            component.requires_grad_(False)
     torch.manual_seed(seed)
     names = set(pipe.blocks.output_names)
     name = next(one for one in ("images", "videos", "audios") if one in names)

@@ -19,11 +19,8 @@ from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionM
 
 from support.modular import ltx25
 from support.newcomers import CHANGED, FILLED, IMAGE, MASK, PICTURE, SIZE, parts, wide_unet
-from support.tiny.control import flux_control
-from support.tiny.ltx2 import ltx2
+from support.tiny import newest, tiny_pipeline
 from support.tiny.parts import drawn
-from support.tiny.stable import sd15, sdxl
-from support.tiny.zimage import zimage
 
 Components = dict[str, Any]
 TEXT = {"prompt": "a painting of a squirrel", "num_inference_steps": 2}
@@ -89,30 +86,8 @@ def remade(part: str, cls: Any = None, **config: Any) -> Callable[[Components], 
     return change
 
 
-def unconditional(scheduler: Any) -> Callable[[], Components]:
-    def make() -> Components:
-        unet = diffusers.UNet2DModel(
-            sample_size=16, block_out_channels=(8, 16), norm_num_groups=4, layers_per_block=1,
-            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        )  # fmt: skip
-        return {"unet": drawn(unet, last="conv_out", gain=0.3), "scheduler": scheduler()}
-
-    return make
-
-
-def latent() -> Components:
-    vqvae = diffusers.VQModel(
-        block_out_channels=(8, 16),
-        norm_num_groups=4,
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-    )
-    return {**unconditional(diffusers.DDIMScheduler)(), "vqvae": drawn(vqvae)}
-
-
 def union(**_: Any) -> Components:
-    pipe = sdxl()
+    pipe = tiny_pipeline("sdxl")
     config = {n: v for n, v in pipe.unet.config.items() if not n.startswith("_")}
     net = ControlNetUnionModel.from_config({
         **config, "conditioning_embedding_out_channels": (4, 8), "num_control_type": 6,
@@ -122,7 +97,7 @@ def union(**_: Any) -> Components:
 
 
 def upscaler() -> Components:
-    pipe = sd15()
+    pipe = tiny_pipeline("sd15")
     return {
         **parts(pipe, unet=wide_unet(pipe, in_channels=7, num_class_embeds=1000)),
         "low_res_scheduler": diffusers.DDPMScheduler(),
@@ -133,7 +108,7 @@ def upscaler() -> Components:
 
 def of_sd15(**more: Any) -> Components:
     return {
-        **parts(sd15(), scheduler=diffusers.DDIMScheduler()), "safety_checker": None,
+        **parts(tiny_pipeline("sd15"), scheduler=diffusers.DDIMScheduler()), "safety_checker": None,
         "feature_extractor": None, "requires_safety_checker": False, **more,
     }  # fmt: skip
 
@@ -150,7 +125,7 @@ def eyes(width: int = 16) -> Components:
 
 
 def redux() -> Components:
-    flux = flux_control()
+    flux = tiny_pipeline("flux_control")
     texts = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
     return {
         **eyes(),
@@ -165,14 +140,14 @@ def controlled_zimage(width: int) -> Callable[[], Components]:
             control_layers_places=[0], control_refiner_layers_places=[0], control_in_dim=width,
             dim=32, n_refiner_layers=1, n_heads=2, n_kv_heads=2,
         )  # fmt: skip
-        return {**parts(zimage()), "controlnet": drawn(net)}
+        return {**parts(tiny_pipeline("zimage")), "controlnet": drawn(net)}
 
     return make
 
 
 def upsampled() -> Components:
     net = LTX2LatentUpsamplerModel(4, 32, 1, use_rational_resampler=False)
-    return {"vae": ltx2().vae, "latent_upsampler": drawn(net)}
+    return {"vae": tiny_pipeline("ltx2").vae, "latent_upsampler": drawn(net)}
 
 
 def denoised() -> Components:
@@ -180,16 +155,20 @@ def denoised() -> Components:
     return {"scheduler": None, **{name: parts[name] for name in ("vae", "diffusion_decoder")}}
 
 
-def super_resolution() -> Components:
-    made = latent()
-    config = {n: v for n, v in made["unet"].config.items() if not n.startswith("_")}
-    unet = diffusers.UNet2DModel(**{**config, "in_channels": 6})
-    return {**made, "unet": drawn(unet, last="conv_out", gain=0.3)}
-
-
 UNION = {**TEXT, "control_image": [PICTURE], "control_mode": [0], "guidance_scale": 5.0}
 FRAMES = [Image.new("RGB", (16, 16), (9 * i, 90, 9)) for i in range(5)]
 DERIVED: dict[str, Callable[[Find], Own]] = {
+    **{
+        name: own(name, newest.PARTS[name], num_inference_steps=steps)
+        for name, steps in (
+            ("ConsistencyModelPipeline", 2), ("DDPMPipeline", 3), ("KarrasVePipeline", 3),
+            ("LDMPipeline", 3), ("PNDMPipeline", 6), ("ScoreSdeVePipeline", 2),
+        )
+    },
+    "LDMSuperResolutionPipeline": own(
+        "LDMSuperResolutionPipeline", newest.PARTS["LDMSuperResolutionPipeline"],
+        num_inference_steps=3, image=PICTURE,
+    ),
     "AltDiffusionImg2ImgPipeline": of(
         "AltDiffusionImg2ImgPipeline", "AltDiffusionPipeline", changed=CHANGED
     ),
@@ -199,22 +178,11 @@ DERIVED: dict[str, Callable[[Find], Own]] = {
         remade("transformer", in_channels=8, out_channels=4),
         control_image=PICTURE,
     ),
-    "ConsistencyModelPipeline": own(
-        "ConsistencyModelPipeline",
-        unconditional(diffusers.CMStochasticIterativeScheduler),
-        num_inference_steps=2,
-    ),
     "LTX2LatentUpsamplePipeline": own(
         "LTX2LatentUpsamplePipeline", upsampled, video=FRAMES, height=32, width=32, num_frames=5
     ),
     "LTX2VideoDiffusionDecodePipeline": own(
         "LTX2VideoDiffusionDecodePipeline", denoised, latents=torch.ones(1, 4, 3, 4, 4)
-    ),
-    "LDMSuperResolutionPipeline": own(
-        "LDMSuperResolutionPipeline", super_resolution, num_inference_steps=3, image=PICTURE
-    ),
-    "DDPMPipeline": own(
-        "DDPMPipeline", unconditional(diffusers.DDPMScheduler), num_inference_steps=3
     ),
     "FluxPriorReduxPipeline": lambda _: Own(
         "FluxPriorReduxPipeline", redux, lambda: {"prompt": "a cat", "image": PICTURE}
@@ -223,22 +191,12 @@ DERIVED: dict[str, Callable[[Find], Own]] = {
         "HunyuanVideo15ImageToVideoPipeline", "HunyuanVideo15Pipeline",
         lambda made: {**made, **eyes(12)}, image=PICTURE, without=("height", "width"),
     ),
-    "KarrasVePipeline": own(
-        "KarrasVePipeline", unconditional(diffusers.KarrasVeScheduler), num_inference_steps=3
-    ),
-    "LDMPipeline": own("LDMPipeline", latent, num_inference_steps=3),
     "LTXI2VLongMultiPromptPipeline": of("LTXI2VLongMultiPromptPipeline", "LTXPipeline"),
     "LucyEditPipeline": of(
         "LucyEditPipeline",
         "WanPipeline",
         remade("transformer", in_channels=32, out_channels=16),
         video=FRAMES * 2,
-    ),
-    "PNDMPipeline": own(
-        "PNDMPipeline", unconditional(diffusers.PNDMScheduler), num_inference_steps=6
-    ),
-    "ScoreSdeVePipeline": own(
-        "ScoreSdeVePipeline", unconditional(diffusers.ScoreSdeVeScheduler), num_inference_steps=2
     ),
     "SemanticStableDiffusionPipeline": own(
         "SemanticStableDiffusionPipeline", of_sd15, **TEXT, **SIZE, guidance_scale=5.0,

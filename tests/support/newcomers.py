@@ -13,13 +13,8 @@ from PIL import Image
 from support import isolation
 from support.isolation import build
 from support.matrix.qwen import shrunk
-from support.tiny import newest
-from support.tiny.control import flux_control, sdxl_control
-from support.tiny.ltx2 import ltx2
-from support.tiny.outsiders_images import chroma
+from support.tiny import newest, tiny_pipeline
 from support.tiny.parts import drawn
-from support.tiny.stable import flux, sd3, sd15, sdxl
-from support.tiny.zimage import zimage
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
 MASK = Image.fromarray(np.kron(np.eye(2, dtype=np.uint8) * 255, np.ones((32, 32), np.uint8)))
@@ -32,7 +27,7 @@ def parts(pipe: diffusers.DiffusionPipeline, **others: Any) -> dict[str, Any]:
 
 
 def of_sd15(name: str, *, has_control: bool = False, **others: Any) -> diffusers.DiffusionPipeline:
-    given = parts(sd15(), scheduler=diffusers.DDIMScheduler(), **others)
+    given = parts(tiny_pipeline("sd15"), scheduler=diffusers.DDIMScheduler(), **others)
     if has_control:
         given["controlnet"] = control(given["unet"])
     given |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
@@ -40,14 +35,19 @@ def of_sd15(name: str, *, has_control: bool = False, **others: Any) -> diffusers
 
 
 def of_sdxl(name: str) -> diffusers.DiffusionPipeline:
-    given = parts(sdxl_control()) if "ControlNet" in name else parts(sdxl())
+    given = (
+        parts(tiny_pipeline("sdxl_control"))
+        if "ControlNet" in name
+        else parts(tiny_pipeline("sdxl"))
+    )
     more = {} if "ControlNet" in name else {"pag_applied_layers": "mid"}
     return getattr(diffusers, f"StableDiffusionXL{name}Pipeline")(**given, **more)
 
 
 def wide_unet(pipe: diffusers.DiffusionPipeline, **config: Any) -> diffusers.UNet2DConditionModel:
     """A UNet as the pipeline's, with other channels or inputs."""
-    net = diffusers.UNet2DConditionModel.from_config({**pipe.unet.config, **config})
+    own = {n: v for n, v in pipe.unet.config.items() if not n.startswith("_")}
+    net = diffusers.UNet2DConditionModel(**{**own, **config})
     return drawn(net, last="conv_out", gain=0.3)
 
 
@@ -58,7 +58,7 @@ def control(unet: diffusers.UNet2DConditionModel) -> diffusers.ControlNetModel:
 
 
 def marigold(cls: Any) -> diffusers.DiffusionPipeline:
-    pipe = sd15()
+    pipe = tiny_pipeline("sd15")
     names = ("vae", "text_encoder", "tokenizer")
     return cls(
         **{name: pipe.components[name] for name in names}, unet=wide_unet(pipe, in_channels=8),
@@ -68,19 +68,19 @@ def marigold(cls: Any) -> diffusers.DiffusionPipeline:
 
 
 def pix2pix_xl() -> diffusers.DiffusionPipeline:
-    pipe = sdxl()
+    pipe = tiny_pipeline("sdxl")
     return diffusers.StableDiffusionXLInstructPix2PixPipeline(
         **parts(pipe, unet=wide_unet(pipe, in_channels=8), scheduler=diffusers.DDIMScheduler())
     )
 
 
 def of_data(
-    name: str, change: Callable[[Any], Any] | None = None, base: Any = None, **arguments: Any
+    name: str, change: Callable[[Any], Any] | None = None, base: str = "", **arguments: Any
 ) -> "Newcomer":
     """A class of the newest: `newest.json` has its parts, or those that differ from the base's."""
 
     def make() -> diffusers.DiffusionPipeline:
-        made = {**(parts(base()) if base else {}), **newest.components(name)}
+        made = {**(parts(tiny_pipeline(base)) if base else {}), **newest.components(name)}
         pipe = getattr(diffusers, name)(**made)
         if change is not None:
             change(pipe)
@@ -166,10 +166,11 @@ NEWCOMERS: dict[str, Newcomer] = {
             ("SanaSprintImg2ImgPipeline", dict(**CHANGED, **SIZE, **SPRINT)),
             ("SanaSprintPipeline", dict(**SIZE, **SPRINT)),
             ("ZImageOmniPipeline", SIZE),
-            ("AnimateDiffSDXLPipeline", dict(base=sdxl, **SIZE, num_frames=2)),
+            ("AnimateDiffSDXLPipeline", dict(base="sdxl", **SIZE, num_frames=2)),
             ("LTX2DFRPipeline",
-             {"base": ltx2, "height": 32, "width": 64, "num_frames": 9, "max_sequence_length": 32}),
-            ("ChromaInpaintPipeline", dict(change=unguided, base=chroma, **FILLED, **SIZE)),
+             {"base": "ltx2", "height": 32, "width": 64, "num_frames": 9,
+              "max_sequence_length": 32}),
+            ("ChromaInpaintPipeline", dict(change=unguided, base="chroma", **FILLED, **SIZE)),
             ("LongCatImageEditPipeline", dict(change=shrunk, **IMAGE)),
             ("AudioLDM2Pipeline", {}),
             ("VQDiffusionPipeline", {}),
@@ -179,35 +180,36 @@ NEWCOMERS: dict[str, Newcomer] = {
             ("DanceDiffusionPipeline", {}),
             ("I2VGenXLPipeline", dict(**IMAGE, **SIZE, num_frames=2, clip_skip=None)),
             ("AmusedImg2ImgPipeline", {"image": PICTURE.resize((16, 16)), "strength": 0.8}),
-            ("StableDiffusionGLIGENTextImagePipeline", dict(base=sd15, **SIZE, **PHRASES)),
+            ("StableDiffusionGLIGENTextImagePipeline", dict(base="sd15", **SIZE, **PHRASES)),
             ("StableDiffusionPix2PixZeroPipeline",
-             dict(base=sd15, **SIZE, source_embeds=DIRECTION, target_embeds=-DIRECTION)),
+             dict(base="sd15", **SIZE, source_embeds=DIRECTION, target_embeds=-DIRECTION)),
             ("Kandinsky6SRPipeline", {"video": VIDEO, "resolution_scale": 2}),
             ("SanaWMPipeline", dict(**CAMERA, **SIZE)),
-            ("StableDiffusionParadigmsPipeline", dict(base=sd15, **SIZE)),
-            ("TextToVideoZeroPipeline", dict(base=sd15, **SIZE, **ZERO)),
-            ("TextToVideoZeroSDXLPipeline", dict(base=sdxl, **SIZE, **ZERO)),
+            ("StableDiffusionParadigmsPipeline", dict(base="sd15", **SIZE)),
+            ("TextToVideoZeroPipeline", dict(base="sd15", **SIZE, **ZERO)),
+            ("TextToVideoZeroSDXLPipeline", dict(base="sdxl", **SIZE, **ZERO)),
             ("RFD4ProteinaPipeline", dict(change=in_twenty_steps, **PROTEIN)),
         )
     },
     "FluxControlNetImg2ImgPipeline": (
-        lambda: diffusers.FluxControlNetImg2ImgPipeline(**parts(flux_control())),
+        lambda: diffusers.FluxControlNetImg2ImgPipeline(**parts(tiny_pipeline("flux_control"))),
         {**CHANGED, "control_image": PICTURE, "control_mode": 0, **SIZE}),
     "FluxControlNetInpaintPipeline": (
-        lambda: diffusers.FluxControlNetInpaintPipeline(**parts(flux_control())),
+        lambda: diffusers.FluxControlNetInpaintPipeline(**parts(tiny_pipeline("flux_control"))),
         {**FILLED, "control_image": PICTURE, "control_mode": 0, **SIZE}),
     "FluxKontextInpaintPipeline": (
-        lambda: diffusers.FluxKontextInpaintPipeline(**parts(flux())),
+        lambda: diffusers.FluxKontextInpaintPipeline(**parts(tiny_pipeline("flux"))),
         {**FILLED, **SIZE, "max_area": 64 * 64, "_auto_resize": False}),
     "MarigoldDepthPipeline": (lambda: marigold(diffusers.MarigoldDepthPipeline), IMAGE),
     "MarigoldNormalsPipeline": (lambda: marigold(diffusers.MarigoldNormalsPipeline), IMAGE),
     "StableDiffusion3PAGImg2ImgPipeline": (
         lambda: diffusers.StableDiffusion3PAGImg2ImgPipeline(
-            **parts(sd3()), pag_applied_layers="blocks.1"),
+            **parts(tiny_pipeline("sd3")), pag_applied_layers="blocks.1"),
         {**CHANGED, **PAG, **SIZE}),
     "StableDiffusionInstructPix2PixPipeline": (
         lambda: of_sd15(
-            "StableDiffusionInstructPix2PixPipeline", unet=wide_unet(sd15(), in_channels=8)
+            "StableDiffusionInstructPix2PixPipeline",
+            unet=wide_unet(tiny_pipeline("sd15"), in_channels=8),
         ),
         {**IMAGE, "image_guidance_scale": 1.5}),
     **{
@@ -247,7 +249,9 @@ NEWCOMERS: dict[str, Newcomer] = {
             ("StableDiffusion", "ddim", {}),
         )
     },
-    "ZImageImg2ImgPipeline": (lambda: diffusers.ZImageImg2ImgPipeline(**parts(zimage())), CHANGED),
-    "ZImageInpaintPipeline": (lambda: diffusers.ZImageInpaintPipeline(**parts(zimage())), FILLED),
+    "ZImageImg2ImgPipeline": (
+        lambda: diffusers.ZImageImg2ImgPipeline(**parts(tiny_pipeline("zimage"))), CHANGED),
+    "ZImageInpaintPipeline": (
+        lambda: diffusers.ZImageInpaintPipeline(**parts(tiny_pipeline("zimage"))), FILLED),
 }  # fmt: skip
 """By pipeline class: what builds it, and its arguments beside the usual ones."""

@@ -31,7 +31,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_781),
     "lab": (4_200, 5_328),
     "benchmarks, proof": (7_000, 7_000),
-    "tests": (50_000, 76_527),
+    "tests": (50_000, 74_397),
 }
 
 

@@ -16,8 +16,7 @@ from transformers import image_processing_base, processing_utils
 from transformers.feature_extraction_utils import FeatureExtractionMixin
 
 from support.tiny import parts
-from support.tiny.ltx2 import gemma3
-from support.tiny.qwen import qwen_vl
+from support.tiny.builders import qwen_vl
 
 
 def _letters() -> Any:
@@ -79,8 +78,12 @@ _MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+_WIDE_GEMMA = {
+    name: {**parts.RECIPES["gemma3"][1][name], "hidden_size": 32}
+    for name in ("text_config", "vision_config")
+}
 _DRAWN: dict[str, Callable[[], Any]] = {  # by class
-    "Gemma3ForConditionalGeneration": lambda: gemma3(width=32),
+    "Gemma3ForConditionalGeneration": lambda: parts.part(["gemma3", _WIDE_GEMMA]),
     "Qwen2_5_VLForConditionalGeneration": qwen_vl,
     "Qwen2VLForConditionalGeneration": lambda: _qwen("Qwen2VL", hidden=16),
     "Qwen3VLForConditionalGeneration": lambda: _qwen("Qwen3VL", hidden=16),

@@ -21,10 +21,10 @@ from carpool.worker import encoding, protocol
 from carpool.worker.message_handler import OpenRequests
 from carpool.worker.process import WorkerProcess
 from support.server_process import DRAW, MODEL, SIZE
+from support.tiny import ARGUMENTS as OF_FAMILIES
 from support.tiny import checkpoint
-from support.tiny.ltx2 import ARGUMENTS as LTX2
 
-VIDEO = LTX2["ltx2"]
+VIDEO = OF_FAMILIES["ltx2"]
 ARGUMENTS = {"prompt": "a red circle", "width": SIZE[0], "height": SIZE[1], **DRAW}
 
 

@@ -16,12 +16,11 @@ from carpool.engine.model.rewriter import instructed
 from carpool.errors import Cancelled
 from support.engine_driver import CLOSE, driving, gap
 from support.newcomers import NEWCOMERS
-from support.tiny.ernie import ernie
-from support.tiny.flux2 import flux2
-from support.tiny.ltx2 import ARGUMENTS, gemma3, ltx2, processor
+from support.tiny import ARGUMENTS, tiny_pipeline
+from support.tiny.builders import gemma_processor
 from support.tiny.newest import components
-from support.tiny.parts import qwen2_tokenizer
-from support.tiny.writers import qwen3
+from support.tiny.parts import part, qwen2_tokenizer
+from support.tiny.writers import writer
 from support.watchdog import watching
 
 PROMPTS = ("a cat", "a red circle on a blue background", "two dogs", "a star")
@@ -39,13 +38,13 @@ def enhancing() -> diffusers.ErnieImagePipeline:
     tokenizer = reader(qwen2_tokenizer())
     tokenizer.model_max_length = 12  # tokens that it writes
     return diffusers.ErnieImagePipeline(
-        **{**ernie().components, "pe": qwen3(), "pe_tokenizer": tokenizer}
+        **{**tiny_pipeline("ernie").components, "pe": writer(), "pe_tokenizer": tokenizer}
     )
 
 
 def upsampling() -> diffusers.Flux2Pipeline:
     """Its prompts are padded to 2048 tokens."""
-    pipe = flux2()
+    pipe = tiny_pipeline("flux2")
     pipe.tokenizer.tokenizer = pipe.tokenizer
     words = pipe.text_encoder.config.text_config.vocab_size
     pipe.text_encoder.generation_config.eos_token_id = list(range(0, words, 9))
@@ -54,8 +53,8 @@ def upsampling() -> diffusers.Flux2Pipeline:
 
 def improving() -> diffusers.LTX2Pipeline:
     """Its prompts are padded to a multiple of eight tokens, on the left."""
-    pipe = ltx2()
-    pipe.register_modules(processor=processor())
+    pipe = tiny_pipeline("ltx2")
+    pipe.register_modules(processor=gemma_processor())
     return pipe
 
 
@@ -75,7 +74,7 @@ def improving_in_context() -> Any:
 def improving_between_frames() -> Any:
     make, _ = NEWCOMERS["LTX2DFRPipeline"]
     pipe = make()
-    pipe.register_modules(processor=processor())
+    pipe.register_modules(processor=gemma_processor())
     return pipe
 
 
@@ -112,7 +111,7 @@ def always_enhancing() -> Any:
 
 
 def improving_in_blocks() -> Any:
-    return blocks_of(diffusers.LTX2ModularPipeline(), improving(), prompt_enhancer=gemma3())
+    return blocks_of(diffusers.LTX2ModularPipeline(), improving(), prompt_enhancer=part("gemma3"))
 
 
 def looking_in_blocks() -> Any:

@@ -12,7 +12,7 @@ import carpool
 from carpool.engine.model.text_pipeline import WrittenText
 from carpool.errors import InvalidValue, LoadFailed, Rejected, SettingRejected
 from support.tiny.parts import qwen2_tokenizer
-from support.tiny.writers import qwen3, save_writer
+from support.tiny.writers import save_writer, writer
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_a_conversation_that_the_template_refuses_is_the_callers_fault(tmp_path:
 
 
 def test_weights_that_are_missing_and_settings_of_pipelines_are_refused(tmp_path: Path) -> None:
-    model = qwen3()
+    model = writer()
     weights = dict(model.state_dict())
     del weights["model.layers.1.mlp.up_proj.weight"]
     model.save_pretrained(tmp_path, state_dict=weights)

@@ -17,7 +17,7 @@ from diffusers.models.attention_processor import AttnProcessor
 from torch import Tensor, nn
 
 from support.reach import Net, Stepping, judge, stepping, written
-from support.tiny.stable import sd15
+from support.tiny import tiny_pipeline
 
 made = functools.partial(written, globals(), arguments="pipe", answer="pipe")
 
@@ -214,7 +214,7 @@ CLEAN = made("""
 a_net_of_ones_own: pass
 nets_inside: pipe = stepping(net=Nested(Block()))
 a_method_that_no_call_uses: pipe = stepping(net=Encoder())
-pure_processors: pipe = sd15(); pipe.unet.set_attn_processor(Pure())
+pure_processors: pipe = tiny_pipeline("sd15"); pipe.unet.set_attn_processor(Pure())
 a_scheduler_of_ones_own: pipe = stepping_with(Scheduler())
 a_pure_hook: pipe.net.register_forward_hook(lambda m, args, x: x + 0.3 * x.mean(0, keepdim=True))
 a_pure_hook_of_diffusers: registered(pipe.net.first, Adding())
@@ -230,7 +230,7 @@ an_override_that_keeps_on_itself:
         self.kept = args
         above = super(type(self), self)
         return above.encode_prompt(*args, **kwargs)
-    pipe = sd15()
+    pipe = tiny_pipeline("sd15")
     pipe.__class__ = type("Mine", (type(pipe),), {"encode_prompt": encode_prompt})
 a_helper_whose_other_methods_change_things:
     pipe = stepping(lambda self, x, t: self.switch.scale(x))
@@ -245,7 +245,7 @@ a_lock_in_a_forward: pipe = stepping(net=Locked())
 a_layer_that_keeps: pipe = stepping(net=Nested(Keeping()))
 a_method_beside_the_forward: pipe = stepping(lambda self, x, t: self.net.encode(x), Encoder())
 processors_that_keep:
-    pipe = sd15()
+    pipe = tiny_pipeline("sd15")
     pipe.unet.set_attn_processor({name: Store() for name in pipe.unet.attn_processors})
 a_scheduler_with_a_class_attribute: pipe = stepping_with(ClassScheduler())
 a_scheduler_without_a_librarys_class: pipe = stepping_with(Duck())
@@ -280,7 +280,7 @@ a_forward_in_place_that_counts:
 a_bound_forward_that_counts: pipe.net.forward = types.MethodType(counting_forward, pipe.net)
 a_partial_forward_that_counts: pipe.net.forward = functools.partial(counting_forward, pipe.net)
 a_forward_of_an_inner_layer:
-    pipe = sd15()
+    pipe = tiny_pipeline("sd15")
     layer = pipe.unet.conv_in
     plain = layer.forward
     @functools.wraps(plain)
@@ -294,7 +294,7 @@ a_class_exchanged_as_teacache_does:
         def forward(self, sample, *args, **kwargs):
             Tea.cnt += 1
             return super().forward(sample, *args, **kwargs)
-    pipe = sd15()
+    pipe = tiny_pipeline("sd15")
     pipe.unet.__class__ = Tea
 a_class_exchanged_with_counters_on_the_module:
     class Tea(UNet2DConditionModel):
@@ -303,7 +303,7 @@ a_class_exchanged_with_counters_on_the_module:
             self.cnt += 1
             return super().forward(sample, *args, **kwargs)
     Tea.__name__, Tea.__module__ = "UNet2DConditionModel", UNet2DConditionModel.__module__
-    pipe = sd15()
+    pipe = tiny_pipeline("sd15")
     pipe.unet.__class__ = Tea
 a_method_in_place_that_has_the_pipeline: pipe.step = lambda x, t: pipe.net(x, t)
 a_lock_on_the_pipeline:
@@ -326,7 +326,7 @@ an_override_that_a_library_calls:
         CACHE["prompt"] = args
         above = super(type(self), self)
         return above.encode_prompt(*args, **kwargs)
-    pipe = sd15()
+    pipe = tiny_pipeline("sd15")
     pipe.__class__ = type("Mine", (type(pipe),), {"encode_prompt": encode_prompt})
 a_helper_that_changes_things:
     pipe = stepping(lambda self, x, t: self.switch.enable())
@@ -347,11 +347,11 @@ def test_modules_are_private_where_a_call_leaves_something_on_them(name: str) ->
 
 
 def test_a_librarys_class_that_was_patched_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = sd15()
+    pipe = tiny_pipeline("sd15")
     judge(False, pipe)
     monkeypatch.setattr(UNet2DConditionModel, "forward", counting_forward)
 
-    judge(True, sd15())
+    judge(True, tiny_pipeline("sd15"))
 
 
 def test_a_part_that_is_exchanged_is_walked_again() -> None:

@@ -17,7 +17,7 @@ import transformers
 from PIL import Image
 
 from support.server_process import Server, eventually, serving
-from support.tiny.flux2 import flux2
+from support.tiny import tiny_pipeline
 from support.tiny.writers import save_seer, save_writer
 
 ASKED: Any = [
@@ -312,7 +312,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Several"]:
     save_seer(root / "seer")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        flux2().save_pretrained(root / "draws")
+        tiny_pipeline("flux2").save_pretrained(root / "draws")
     models = [f"{name}={root / name}" for name in ("seer", "draws")]
     with (
         serving(*models, model="") as running,

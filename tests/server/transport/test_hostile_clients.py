@@ -176,16 +176,8 @@ async def test_a_client_that_leaves_before_it_has_said_all_starts_nothing(share:
         assert server.worker.jobs == []
 
 
-async def test_work_ends_when_its_client_is_gone() -> None:
-    async with wired(is_slow=True) as server:
-        async with server.client() as leaving:
-            await leaving.send(WHOLE)
-            await server.worker.until(lambda: server.worker.running == 1)
-        await server.worker.until(lambda: server.worker.running == 0)
-        await server.check()
-
-
 BEHIND = {
+    "nothing": [WHOLE],
     "at once": [WHOLE + ALIVE],
     "later": [WHOLE, ALIVE],
     "more work": [WHOLE, WHOLE],

@@ -1,16 +1,46 @@
 """Pictures beside the prompt: ControlNets for Stable Diffusion XL and FLUX, and an IP-adapter."""
 
+import math
+
+import diffusers
 import torch
 from diffusers import DiffusionPipeline
+from torch import Tensor
 
 from support.matrix.case import Case
 from support.matrix.stable import EMBEDDED, GUIDED, PICTURES
 
+_EYES_WIDTH = 32
+_ADAPTER_TOKENS = 4
+
+
+def adapter(unet: diffusers.UNet2DConditionModel) -> dict[str, dict[str, Tensor]]:
+    """Draw an IP-adapter for `unet`, as `load_ip_adapter` takes it; the same every time."""
+    random = torch.Generator().manual_seed(0)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=random) / math.sqrt(columns)
+
+    width = unet.config.cross_attention_dim
+    attentions = [name for name in unet.attn_processors if ".attn2." in name]
+    weights = {}
+    for number, name in enumerate(attentions):
+        keys = unet.get_submodule(name.removesuffix(".processor")).to_k.weight
+        for part in ("to_k_ip", "to_v_ip"):
+            weights[f"{2 * number + 1}.{part}.weight"] = matrix(*keys.shape)
+    return {
+        "image_proj": {
+            "proj.weight": matrix(_ADAPTER_TOKENS * width, _EYES_WIDTH),
+            "proj.bias": torch.zeros(_ADAPTER_TOKENS * width),
+            "norm.weight": torch.ones(width),
+            "norm.bias": torch.zeros(width),
+        },
+        "ip_adapter": weights,
+    }
+
 
 def with_adapter(pipe: DiffusionPipeline) -> DiffusionPipeline:
     """Load the tiny IP-adapter."""
-    from support.tiny.control import adapter
-
     pipe.load_ip_adapter(adapter(pipe.unet), subfolder="", weight_name="")
     return pipe
 

@@ -111,7 +111,9 @@ CASES = [
     _case("sdxl-t2i-ancestral", GUIDED, _SDXL, adapt=_ancestral),
     _case("sdxl-i2i", GUIDED, _SDXL, "StableDiffusionXLImg2ImgPipeline", **_FROM_PICTURES),
     _case("sdxl-inpaint", GUIDED, _SDXL, "StableDiffusionXLInpaintPipeline"),
-    _case("sd15-t2i", GUIDED, _SD15),
-    _case("sd15-i2i", GUIDED, _SD15, "StableDiffusionImg2ImgPipeline", **_FROM_PICTURES),
+    _case("sd15-t2i", GUIDED, _SD15, is_fast=True),
+    _case(
+        "sd15-i2i", GUIDED, _SD15, "StableDiffusionImg2ImgPipeline", is_fast=True, **_FROM_PICTURES
+    ),
     _case("sd15-inpaint", GUIDED, _SD15, "StableDiffusionInpaintPipeline"),
 ]

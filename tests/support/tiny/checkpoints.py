@@ -1,52 +1,27 @@
 """Tiny random checkpoints in diffusers layout, built offline on first use.
 
-Each module here with a `FAMILIES` and an `ARGUMENTS` table describes a few families: one function
-per family returns a pipeline, and its arguments say how to call it. Nothing here knows about
-Carpool.
+`families.json` says of each family what is special about it, its pipeline class, the recipe of
+each part (those of its base are not repeated), and how to call it. Nothing here knows about
+Carpool. Torch is imported only where a pipeline is built: a test that only serves a checkpoint
+needs none.
 """
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-from diffusers import DiffusionPipeline
-from torch import nn
-
-from support.tiny import (
-    control,
-    ernie,
-    flux2,
-    glm,
-    helios,
-    hunyuan,
-    ltx2,
-    outsiders,
-    outsiders_images,
-    outsiders_videos,
-    qwen,
-    sana,
-    stable,
-    wan,
-    zimage,
-)
-
 CACHE = Path(__file__).parents[3] / "build" / "tiny"
-_MODULES = [
-    stable, sana, zimage, wan, ernie, flux2, glm, hunyuan, ltx2, qwen, control, helios, outsiders,
-    outsiders_images, outsiders_videos,
-]  # fmt: skip
-FAMILIES: dict[str, Callable[[], DiffusionPipeline]] = {
-    name: build for module in _MODULES for name, build in module.FAMILIES.items()
-}
+FAMILIES: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("families.json").read_text()
+)
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    name: arguments for module in _MODULES for name, arguments in module.ARGUMENTS.items()
+    name: family["arguments"] for name, family in FAMILIES.items()
 }
 
 
@@ -87,12 +62,32 @@ def _digest() -> str:
     return made_of.hexdigest()[:12]
 
 
-def build(family: str) -> DiffusionPipeline:
+def build(family: str) -> Any:
     """Build a family's pipeline in fp32, the same weights every time."""
+    import torch
+    from torch import nn
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        pipeline = FAMILIES[family]()
+        pipeline = tiny_pipeline(family)
     for component in pipeline.components.values():
         if isinstance(component, nn.Module):
             component.eval()
     return pipeline
+
+
+def tiny_pipeline(family: str, **parts: Any) -> Any:
+    """Build a family's pipeline of newly drawn weights, some of its parts as given."""
+    import diffusers
+
+    from support.tiny.parts import part
+
+    recipes = _recipes(family)
+    made = {name: part(recipe) for name, recipe in recipes.items() if name not in parts}
+    return getattr(diffusers, FAMILIES[family]["pipeline"])(**made, **parts)
+
+
+def _recipes(family: str) -> dict[str, Any]:
+    entry = FAMILIES[family]
+    inherited = _recipes(entry["base"]) if "base" in entry else {}
+    return {**inherited, **entry["parts"]}

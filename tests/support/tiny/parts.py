@@ -1,21 +1,27 @@
-"""Parts that tiny checkpoints share: text encoders, tokenizers, VAEs, and how weights are drawn.
+"""Parts that tiny checkpoints share: how weights are drawn, tokenizers, and recipes as data.
 
 The weights are random but not as the libraries draw them: those leave layers at zero
 and signals so faint that a lost prompt goes unnoticed. `drawn` gives every weight the
 size that keeps its signal near one, so each argument of a call shows in the image.
+
+`parts.json` names the class, config and gains of each shared part.
 """
 
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+import diffusers
 import torch
 import transformers
-from diffusers import AutoencoderKL, AutoencoderKLFlux2
-from tokenizers.pre_tokenizers import ByteLevel
 from torch import nn
 
 TOKENIZERS = Path(__file__).parent / "tokenizers"
-CLIP_WIDTH = 32
+RECIPES: dict[str, list[Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -24,7 +30,8 @@ def drawn(module: M, *, last: str | None = None, gain: float = 1.0) -> M:
     """Redraw the weights of `module` in place so that every signal stays near one.
 
     Matrices and kernels get a standard deviation of 1/sqrt(inputs), embeddings of 1.0,
-    biases of 0.1; every other parameter stays as its library drew it.
+    biases of 0.1; statistics of latents and of batch norms are no longer neutral. Every
+    other parameter stays as its library drew it.
 
     Args:
         module: any model, or a part of one.
@@ -41,125 +48,78 @@ def drawn(module: M, *, last: str | None = None, gain: float = 1.0) -> M:
                 part.weight.normal_(std=part.weight[0].numel() ** -0.5)
                 if part.bias is not None:
                     part.bias.normal_(std=0.1)
-        if last is not None:
-            for parameter in module.get_submodule(last).parameters():
-                parameter.mul_(gain)
-    return module
+            elif isinstance(part, nn.ConvTranspose1d):
+                taps = part.kernel_size[0] / part.stride[0]  # that reach each sample
+                part.weight.normal_(std=(taps * part.in_channels) ** -0.5)
+            elif isinstance(part, nn.BatchNorm2d):
+                part.get_buffer("running_mean").normal_(std=0.2)
+                part.get_buffer("running_var").uniform_(0.5, 1.5)
+        for name, parameter in module.named_parameters():
+            if name.endswith("pad_token"):  # zeros at first, and they are attended
+                parameter.normal_()
+        for name, buffer in module.named_buffers():
+            if name in ("latents_mean", "latents_std"):
+                low, high = (-0.5, 0.5) if name == "latents_mean" else (0.8, 1.2)
+                buffer.copy_(torch.linspace(low, high, len(buffer)))
+    return module if last is None else scaled(module, {last: gain})
 
 
-def sharpened(module: M, factor: float = 3.0) -> M:
-    """Scale the normed queries of `module` in place, so that attention picks out few tokens.
+def scaled(module: M, gains: Mapping[str, float]) -> M:
+    """Multiply the parameters of some layers in place.
 
-    Where nothing but attention carries the text into the picture, an even look at all tokens
-    leaves of a prompt only a mean that is much the same for any.
+    Args:
+        module: any model.
+        gains: factors by layers' paths. `*norm_q` are the normed queries: where nothing but
+            attention carries the text into the picture, an even look at all tokens leaves of a
+            prompt only a mean that is much the same for any; three times sharper, it does not.
     """
     with torch.no_grad():
-        for name, part in module.named_modules():
-            if name.endswith("norm_q"):
-                part.get_parameter("weight").mul_(factor)
+        for pattern, factor in gains.items():
+            layers = [part for path, part in module.named_modules() if fnmatch(path, pattern)]
+            assert layers, pattern
+            for layer in layers:
+                for parameter in layer.parameters():
+                    parameter.mul_(factor)
     return module
 
 
-def clip_tokenizer() -> transformers.CLIPTokenizer:
-    """Load the tokenizer of every CLIP here."""
-    tokenizer: transformers.CLIPTokenizer = transformers.CLIPTokenizer.from_pretrained(
-        TOKENIZERS / "clip"
-    )
-    return tokenizer
+def part(recipe: Any) -> Any:
+    """Make a part of a pipeline.
+
+    Args:
+        recipe: a name, or a list of a name, a config and gains. The name is a builder of
+            `builders`, a recipe of `parts.json`, whose config the list's own amends, or a class
+            of diffusers or transformers (`module:Class` where neither exports it). Any other
+            value is a setting of the pipeline.
+    """
+    from support.tiny import builders  # some of them are made of parts
+
+    if not isinstance(recipe, str | list):
+        return recipe
+    name, config, gains = _complete(recipe)
+    builder = vars(builders).get(name)
+    if builder is not None:
+        return builder(**config)
+    if name in RECIPES:
+        name, shared, gains = _complete(RECIPES[name])
+        config = {**shared, **config}
+    module, _, short = name.rpartition(":")
+    exported: Any = getattr(diffusers, name, None) or getattr(transformers, name, None)
+    cls = getattr(import_module(module), short) if module else exported
+    built = cls(cls.config_class(**config)) if hasattr(cls, "config_class") else cls(**config)
+    return scaled(drawn(built), gains) if isinstance(built, nn.Module) else built
 
 
-def clip_config() -> transformers.CLIPTextConfig:
-    """Describe a CLIP text encoder; its pooled vector is `CLIP_WIDTH` wide, projected or not."""
-    tokenizer = clip_tokenizer()
-    return transformers.CLIPTextConfig(
-        vocab_size=len(tokenizer), bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        hidden_size=CLIP_WIDTH, intermediate_size=37, projection_dim=CLIP_WIDTH,
-        num_attention_heads=4, num_hidden_layers=3,
-    )  # fmt: skip
+def _complete(recipe: str | list[Any]) -> list[Any]:
+    return [*([recipe] if isinstance(recipe, str) else recipe), {}, {}][:3]
 
 
-def clip() -> transformers.CLIPTextModel:
-    """Draw a CLIP text encoder."""
-    return drawn(transformers.CLIPTextModel(clip_config()))
+def _tokenizer(cls: Any, name: str, **options: Any) -> Any:
+    return cls.from_pretrained(TOKENIZERS / name, **options)
 
 
-def projected_clip() -> transformers.CLIPTextModelWithProjection:
-    """Draw a CLIP text encoder whose pooled vector is projected."""
-    return drawn(transformers.CLIPTextModelWithProjection(clip_config()))
-
-
-def t5_tokenizer() -> transformers.T5TokenizerFast:
-    """Load the tokenizer of every T5 here."""
-    tokenizer: transformers.T5TokenizerFast = transformers.T5TokenizerFast.from_pretrained(
-        TOKENIZERS / "t5"
-    )
-    return tokenizer
-
-
-def t5(width: int, vocab_size: int | None = None) -> transformers.T5EncoderModel:
-    """Draw a T5 encoder with embeddings `width` wide, for `t5_tokenizer` if nothing is said."""
-    config = transformers.T5Config(
-        vocab_size=vocab_size or len(t5_tokenizer()), d_model=width, d_kv=8, d_ff=37, num_layers=2,
-        num_heads=4, decoder_start_token_id=0,
-    )  # fmt: skip
-    return drawn(transformers.T5EncoderModel(config))
-
-
-def gemma_tokenizer() -> transformers.GemmaTokenizer:
-    """Load the tokenizer of every Gemma here; it pads on the left, until a pipeline says right."""
-    tokenizer: transformers.GemmaTokenizer = transformers.GemmaTokenizer.from_pretrained(
-        TOKENIZERS / "gemma"
-    )
-    return tokenizer
-
-
-def llama_tokenizer() -> transformers.LlamaTokenizer:
-    """Load the tokenizer of every Llama here."""
-    tokenizer: transformers.LlamaTokenizer = transformers.LlamaTokenizer.from_pretrained(
-        TOKENIZERS / "llama"
-    )
-    return tokenizer
-
-
-def qwen2_tokenizer() -> transformers.Qwen2Tokenizer:
-    """Load the tokenizer of every chat model here; it has a chat template."""
-    tokenizer: transformers.Qwen2Tokenizer = transformers.Qwen2Tokenizer.from_pretrained(
-        TOKENIZERS / "qwen2"
-    )
-    return tokenizer
-
-
-_SMALL_VAE: dict[str, Any] = {
-    "sample_size": 64, "block_out_channels": (4, 8),
-    "down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2,
-    "layers_per_block": 1, "latent_channels": 4, "norm_num_groups": 1,
-}  # fmt: skip
-
-
-def kl_vae(**config: Any) -> AutoencoderKL:
-    """Draw a VAE with 4 latent channels that shrinks each side by 2."""
-    vae = AutoencoderKL(**_SMALL_VAE, **config)
-    return drawn(vae, last="decoder.conv_out", gain=0.5)
-
-
-def flow_vae() -> AutoencoderKL:
-    """Draw the VAE of the flow-matching families: shifted latents, no 1x1 convolutions."""
-    return kl_vae(
-        use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.06, scaling_factor=1.5
-    )
-
-
-def flux2_vae() -> AutoencoderKLFlux2:
-    """Draw the VAE of FLUX.2 and ERNIE-Image: 2x2 latents are normed by statistics of its own."""
-    vae = AutoencoderKLFlux2(**_SMALL_VAE, use_quant_conv=False, use_post_quant_conv=False)
-    nn.init.normal_(vae.bn.running_mean, std=0.1)
-    nn.init.uniform_(vae.bn.running_var, 0.5, 1.5)
-    return drawn(vae, last="decoder.conv_out", gain=0.5)
-
-
-def roberta_tokenizer() -> transformers.RobertaTokenizer:
-    """Build a tokenizer whose words are bytes."""
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(ByteLevel.alphabet())]
-    vocab = dict(zip(tokens, range(len(tokens)), strict=True))
-    return transformers.RobertaTokenizer(vocab=vocab, merges=[], model_max_length=77)
+clip_tokenizer = partial(_tokenizer, transformers.CLIPTokenizer, "clip")
+t5_tokenizer = partial(_tokenizer, transformers.T5TokenizerFast, "t5")
+gemma_tokenizer = partial(_tokenizer, transformers.GemmaTokenizer, "gemma")
+llama_tokenizer = partial(_tokenizer, transformers.LlamaTokenizer, "llama")
+qwen2_tokenizer = partial(_tokenizer, transformers.Qwen2Tokenizer, "qwen2")  # has a chat template
