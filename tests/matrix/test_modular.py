@@ -51,7 +51,8 @@ def result(recorder: Recorder) -> torch.Tensor:
         raise recorder.error
     fields = recorder.outcome.fields
     name = next(name for name in ("images", "frames", "audios") if name in fields)
-    return torch.as_tensor(fields[name])
+    value = fields[name]
+    return torch.as_tensor(value[0] if isinstance(value, list) else value)
 
 
 @pytest.mark.parametrize("numerics", ["exact", "fast"])

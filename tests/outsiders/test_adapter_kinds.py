@@ -217,20 +217,6 @@ def test_what_fits_is_applied_where_diffusers_refuses_the_rest(
     assert "find no place" in warning
 
 
-@pytest.mark.parametrize("prefix", ["", "base_model.model."])
-def test_layers_named_without_their_component_are_the_denoisers(
-    prefix: str, drives: Callable[[str], Drive], tmp_path: Path
-) -> None:
-    bare = {f"{prefix}{n.removeprefix('transformer.')}": weight for n, weight in flux().items()}
-    drive = drives("flux")
-    name, _ = register(drive, bare, tmp_path)
-
-    picture, warnings = by_carpool(drive, [{"id": name, "scale": SCALE}], "flux")
-
-    assert gap(picture, by_diffusers(write(tmp_path / "own.safetensors", flux()), "flux")) < CLOSE
-    assert warnings == ()
-
-
 REFUSED: dict[str, tuple[Callable[[], State], str]] = {
     "infinite values": (
         lambda: flux() | {next(iter(flux())): torch.full((4, 32), torch.inf)},

@@ -79,6 +79,7 @@ CLASSES: dict[
     "QwenImage21TurboModularPipeline": ("qwen_21", {}),
     "QwenImageEditModularPipeline": ("qwen_edit", {"image": PICTURE}),
     "QwenImageEditPlusModularPipeline": ("qwen_edit_plus", {"image": PICTURE}),
+    "QwenImageLayeredModularPipeline": ("qwen_layered", {"image": PICTURE.convert("RGBA")}),
     "EchoModularPipeline": ("ltx2", {}),
     "LTX25ModularPipeline": ("ltx25", {**ARGUMENTS["ltx2"], "num_frames": 9}),
     "Ideogram4ModularPipeline": ("Ideogram4Pipeline", _FALLING),
@@ -149,7 +150,7 @@ def plain(pipe: diffusers.ModularPipeline, *, seed: int, **given: Any) -> torch.
     names = set(pipe.blocks.output_names)
     name = next(one for one in ("images", "videos", "audios") if one in names)
     made = pipe(**given, generator=torch.Generator().manual_seed(seed), output=name)
-    return torch.as_tensor(made)
+    return torch.as_tensor(made[0] if isinstance(made, list) else made)  # a list: its layers
 
 
 def fake_ftfy() -> None:

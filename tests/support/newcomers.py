@@ -111,7 +111,8 @@ def asked(name: str, requests: Iterable[Mapping[str, Any]]) -> list[dict[str, An
     form = own.get("prompt", "%s")  # JSON, for some
     more = own.get("more", {})  # for a class that fails with less
     requests = [{n: v + more[n] if n in more else v for n, v in one.items()} for one in requests]
-    merged = [{**USUAL, **own, **one, "prompt": form % one["prompt"]} for one in requests]
+    kept = {n: v for n, v in own.items() if n == "output_type"}  # of tokens
+    merged = [{**USUAL, **own, **one, **kept, "prompt": form % one["prompt"]} for one in requests]
     texts = {n for n, one in taken.items() if one.default == ""}  # which are never None
     return [
         {n: v for n, v in request.items() if n in taken and not (v is None and n in texts)}
@@ -149,6 +150,7 @@ NEWCOMERS: dict[str, Newcomer] = {
         name: of_data(name, **own)
         for name, own in (
             ("Cosmos3OmniPipeline", COSMOS3),
+            ("DiffusionGemmaPipeline", {"gen_length": 16, "output_type": "seq"}),
             ("Ideogram4Pipeline", dict(**SIZE, guidance_scale=5.0, guidance_schedule=None)),
             ("Kandinsky6TI2VAPipeline", dict(**SIZE, num_frames=5, sample_audio=False)),
             ("LongCatImagePipeline", dict(**SIZE, enable_prompt_rewrite=False)),

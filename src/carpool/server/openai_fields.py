@@ -30,12 +30,13 @@ FEW_STEPS = 8  # a model with at most this default is distilled
 EDITS = ("image", "images", "mask", "mask_image")
 """Picture fields of `POST /v1/images/edits`."""
 
-_ENDPOINTS: dict[Makes, str] = {
+_ENDPOINTS: dict[str, str] = {
     "pictures": "POST /v1/images/generations",
     "videos": "POST /v1/videos",
     "meshes": "POST /v1/meshes",
     "sound": "POST /v1/audio/generations",
     "text": "POST /v1/chat/completions",
+    "layers": "carpool.load in Python, without workers,",
 }
 _RESERVED = {"self", "request_id", "tenant"}  # arguments of `Request` that no body may set
 _SIZE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
@@ -127,12 +128,10 @@ def pipeline_parameters(
 ) -> dict[str, Any]:
     """The pipeline's parameters in a body, with the client's default adapters."""
     model.check_name(body.model)
-    if (product := model.card.tasks[0].makes) != makes:
-        way = f"{_ENDPOINTS[product]} makes them"
-        raise UnsupportedParameter(
-            f"{model.id} makes {product}, and this endpoint answers with {makes}: {way}",
-            param="model",
-        )
+    product = "layers" if "Layered" in model.card.pipeline else model.card.tasks[0].makes
+    if product != makes:
+        problem = f"{model.id} makes {product}, and this endpoint answers with {makes}"
+        raise UnsupportedParameter(f"{problem}: {_ENDPOINTS[product]} makes them", param="model")
     for name, value in fields.items():  # JSON can write half a character, "\ud800"
         try:
             for text in value if isinstance(value, list) else [value]:
@@ -146,9 +145,8 @@ def pipeline_parameters(
         for name, value in fields.items()
         if name not in declared or (name in schema.PIPELINE_FIELDS and value is not None)
     }
-    if reserved := sorted(parameters.keys() & _RESERVED):
-        problem = f"{model.card.pipeline} has no parameter {reserved[0]!r}"
-        raise UnknownParameter(problem, param=reserved[0])
+    for name in sorted(parameters.keys() & _RESERVED):
+        raise UnknownParameter(f"{model.card.pipeline} has no parameter {name!r}", param=name)
     if parameters.get("lora") is None and model.default_lora.get(client.owner):
         parameters["lora"] = model.default_lora[client.owner]
     return parameters

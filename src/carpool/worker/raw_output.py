@@ -46,9 +46,8 @@ def _clip(fields: Mapping[str, Any], sound: Sound | None, spool: bytes) -> proto
 
 
 def _pictures(fields: Mapping[str, Any]) -> list[protocol.Picture]:
-    if not fields.get("images"):
-        raise PipelineFailed("the pipeline returned no images")
-    return [
-        protocol.Picture(image.width, image.height, image.convert("RGB").tobytes())
-        for image in fields["images"]
-    ]
+    images = fields.get("images")
+    if not images or isinstance(images[0], list):  # of layers, whose alpha would be lost
+        raise PipelineFailed("the pipeline returned no images, or layers, which are not sent")
+    pictures = [(image.width, image.height, image.convert("RGB").tobytes()) for image in images]
+    return [protocol.Picture(*picture) for picture in pictures]

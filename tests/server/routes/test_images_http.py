@@ -128,6 +128,8 @@ MEANT: list[tuple[tuple[Task, ...], dict[str, Any], str, str, str]] = [
      "unsupported_parameter", "model", "POST /v1/videos makes them"),
     ((replace(PLAIN, name="text-to-audio"),), {"size": "1x1", "image": "x"},
      "unsupported_parameter", "model", "POST /v1/audio/generations makes them"),
+    ((replace(PLAIN, pipeline="LayeredPipeline"),), {}, "unsupported_parameter", "model",
+     "makes layers, and this endpoint answers with pictures: carpool.load in Python"),
 ]  # fmt: skip
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from carpool.engine.adapters.names import layer_of
 from carpool.engine.adapters.parts import Part
 from carpool.engine.adapters.shadow import copy_of
-from carpool.engine.adapters.tensors import AdapterTensors, layer_of
+from carpool.engine.adapters.tensors import AdapterTensors
 from carpool.request.lora import SUFFIX
 
 INSIDE = "adapter"  # adapter name in the shadow: PEFT takes no dots

@@ -105,7 +105,8 @@ class AdapterReader:
             share = f"{len(strays)} of {total} layers are" if strays else "its layers are"
             example = f", such as {shown(strays, 1)}" if strays else ""
             raise LoraRejected(
-                f"{share} not in this {pipe}{example}: the adapter is of another model"
+                f"{share} not in this {pipe}{example}: the adapter is of another model, or has "
+                "names that diffusers does not read: save it with diffusers' or kohya's"
             )
         warnings = [text for reading in readings for text in reading.warnings]
         if strays:

@@ -11,17 +11,13 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from carpool.engine.adapters.names import layer_of, readable
 from carpool.error_text import reason
 from carpool.errors import LoraRejected
 from carpool.request.lora import SUFFIX
 
-_PEFT = "base_model.model."  # prefix of layer names in folders written by PEFT
 _UP = re.compile(r"[._]lora(?:_linear_layer)?[._](?:up|B)\.(?:\w+\.)?weight$")
 _SCALED = ("scale_weight", "weight_scale", "scaled_fp8", "scale_input")
-_LAYER = re.compile(
-    r"(.+?)[._](?:lora_\w+|lora(?:_linear_layer)?\.\w+|lokr_\w+|hada_\w+|oft_\w+|ia3_\w+"
-    r"|dora_scale|alpha|diff(?:_b)?)(?:\.\w+)*"
-)
 _TEXTS = re.compile(r"(lora_te|text_encoder|conditioner\.|cond_stage_model\.|clip_[lg]\.|t5xxl)")
 _KINDS = {  # marks in tensors' names
     "lokr_": "LoKr",
@@ -93,15 +89,14 @@ class AdapterTensors:
         return AdapterTensors(own(self.tensors), self.header, config or None, is_as_in_file=False)
 
     def with_component(self, component: str, paths: Collection[str]) -> "AdapterTensors":
-        """Add the component to the names if a file has a denoiser's bare paths, as from PEFT.
+        """Change the names to those that the loader of a denoiser reads.
 
         Args:
             paths: paths of the denoiser's layers.
         """
-        bare = {name: name.removeprefix(_PEFT) for name in self.tensors}
-        if not all(layer_of(path) in paths for path in bare.values()):
+        tensors = readable(self.tensors, component, paths)
+        if tensors.keys() == self.tensors.keys():
             return self
-        tensors = {f"{component}.{bare[name]}": tensor for name, tensor in self.tensors.items()}
         config = {f"{component}.{name}": value for name, value in (self.config or {}).items()}
         return AdapterTensors(tensors, self.header, config or None, is_as_in_file=False)
 
@@ -109,12 +104,6 @@ class AdapterTensors:
     def metadata(self) -> Mapping[str, Any] | None:
         """The adapter's metadata for diffusers' loaders."""
         return self.config if self.config is not None else adapter_metadata(self.header)
-
-
-def layer_of(name: str) -> str:
-    """The layer of an adapter's tensor."""
-    match = _LAYER.fullmatch(name)
-    return match[1] if match else name.rpartition(".")[0] or name
 
 
 def adapter_metadata(header: Mapping[str, str]) -> dict[str, Any] | None:

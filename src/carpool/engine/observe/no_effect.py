@@ -63,7 +63,8 @@ class EffectObserver:
         self.has_begun = True
         guidance = getattr(pipe, "do_classifier_free_guidance", None)
         self._is_guided = guidance if isinstance(guidance, bool) else None
-        config = getattr(call.target.module, "config", {})
+        config = getattr(call.target.module, "config", None)
+        config = config if isinstance(config, Mapping) else {}  # transformers' is an object
         if "guidance_embeds" in config or config.get("time_cond_proj_dim") is not None:
             self._is_embedded = bool(config.get("guidance_embeds", True))
         scheduler = getattr(pipe, "scheduler", None)
