@@ -25,7 +25,7 @@ from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.connection import mapped
 from carpool.worker.request_listener import failed
-from support.app import CARD, Grey
+from support.app import CARD, Grey, fleet_of
 from support.endpoints import ENDPOINT
 
 WORK = {"prompt": "a circle", "seed": 1}
@@ -127,7 +127,7 @@ async def opened(
     )  # fmt: skip
     worker.is_open.set()
     running = asyncio.create_task(runner.run())
-    transport = httpx2.ASGITransport(create_app(worker, ServeSettings(port=0), runner))
+    transport = httpx2.ASGITransport(create_app(fleet_of(worker), ServeSettings(port=0), runner))
     try:
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
             yield http, store

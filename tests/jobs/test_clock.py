@@ -21,7 +21,7 @@ from carpool.jobs.work import requests_of, work_of
 from carpool.server.access.signed_links import TTL_S, SignedFiles
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
-from support.app import CARD, Grey, client_of, parts
+from support.app import CARD, Grey, client_of, fleet_of, parts
 from support.endpoints import ENDPOINT
 from support.job_store import Hand, killed, submit, writes
 
@@ -165,7 +165,7 @@ def shown(folder: Path, hand: Hand, job_id: str = "") -> dict[str, Any]:
     async def talk() -> dict[str, Any]:
         with closing(JobStore(folder, ttl_s=DAY_S, clock=hand.run())) as store:
             runner = Runner(store, Grey(), {}, model=lambda: CARD.id, max_running=1)
-            app = create_app(Grey(), ServeSettings(port=0), runner)
+            app = create_app(fleet_of(Grey()), ServeSettings(port=0), runner)
             nonlocal job_id
             if not job_id:
                 job_id = submit(store).id
@@ -234,7 +234,7 @@ async def test_the_links_of_a_server_go_by_the_clock_of_its_store(tmp_path: Path
     hand = Hand()
     with closing(JobStore(tmp_path, clock=hand.run())) as store:
         runner = Runner(store, Grey(), {}, model=lambda: CARD.id, max_running=1)
-        async with client_of(create_app(Grey(), ServeSettings(port=0), runner)) as client:
+        async with client_of(create_app(fleet_of(Grey()), ServeSettings(port=0), runner)) as client:
             wish = {"prompt": "a", "response_format": "url"}
             url = (await client.post(ENDPOINT, json=wish)).json()["data"][0]["url"]
             statuses = [(await client.get(url)).status_code]

@@ -18,7 +18,7 @@ from carpool.server.access.keys import Keyring
 from carpool.server.draining import DrainingServer
 from carpool.server.transport.listening import ACCEPTED, ListeningSocket, listen_on
 from carpool.telemetry.tracing import Tracing
-from support.app import Grey
+from support.app import Grey, fleet_of
 from support.connections import ALIVE
 
 CROWD = 375
@@ -31,7 +31,7 @@ async def serving(**settings: Any) -> AsyncIterator[DrainingServer]:
     worker, store = Grey(), JobStore(None)
     chosen = ServeSettings(port=0, **settings)
     runner = Runner(store, worker, {}, model=lambda: "grey", max_running=1)
-    server = DrainingServer(worker, chosen, runner, Keyring(chosen.api_key), Tracing())
+    server = DrainingServer(fleet_of(worker), chosen, runner, Keyring(chosen.api_key), Tracing())
     running = asyncio.create_task(server.serve())
     await server.is_up.wait()
     try:

@@ -12,6 +12,7 @@ import pytest
 
 from carpool.config import ServeSettings
 from carpool.errors import Overloaded
+from carpool.fleet.fleet import Fleet
 from carpool.media.executors import FairExecutor
 from carpool.server.access.keys import owner_of
 from carpool.server.events import BUFFERED, MOST_VIEWERS, Events
@@ -19,7 +20,7 @@ from carpool.server.observer import Observer
 from carpool.telemetry.activity import RunningRequest, SeenForward, SeenMove, Snapshot
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import Grey, ask
+from support.app import Grey, ask, fleet_of
 from support.endpoints import ENDPOINT
 from support.server_process import Server, body, serving
 
@@ -52,10 +53,11 @@ class Reporter(Grey):
         self._on_activity(protocol.Activity(Snapshot(2.0, running, (), 0), [seen], 0, moves=moves))
 
 
-def events_of(worker: Grey, observer: Observer | None = None, **options: Any) -> Events:
+def events_of(worker: Grey | Fleet, observer: Observer | None = None, **options: Any) -> Events:
+    fleet = worker if isinstance(worker, Fleet) else fleet_of(worker)
     return Events(
-        worker,
-        observer or Observer(worker, ServeSettings(), None),
+        fleet,
+        observer or Observer(fleet, ServeSettings(), None),
         None,
         **{
             "knows": lambda owner: True,
@@ -98,7 +100,7 @@ async def test_the_worker_reports_only_while_somebody_watches() -> None:
 
 async def test_each_key_sees_its_own_ids_and_of_others_numbers_only() -> None:
     worker = Reporter()
-    observer = Observer(worker, ServeSettings(), None)
+    observer = Observer(fleet_of(worker), ServeSettings(), None)
     events, seen = events_of(worker, observer), {}
     for owner in KEYS:
         made = CheckedRequest(request_id=f"of-{owner}", seed=1, arguments={"prompt": owner})
@@ -143,17 +145,14 @@ async def test_of_several_models_and_workers_each_has_its_own_statistics_and_act
         async def statistics(self) -> dict[str, Any]:
             workers = [STATISTICS | {"worker": number} for number in (0, 1)]
             held = {"requests": 3, "work_s": 1.0, "stage": 0}
-            one = {"state": "ready", "waiting": 3, "running": 2, "workers": workers, "held": held}
-            unloaded = {"state": "unloaded", "in_flight": 0}
-            return {"models": {"one": one, "two": STATISTICS, "three": unloaded}, "waiting": 3}
+            return {"waiting": 3, "running": 2, "workers": workers, "held": held}
 
-    worker = Several()
-    async with watching(events_of(worker)) as viewer:
+    two = Reporter()
+    fleet = fleet_of(Several(), two, None, names=("one", "two", "three"))
+    async with watching(events_of(fleet)) as viewer:
         statistics = [await until(viewer, "stats") for _ in range(3)]
-        assert worker._on_activity is not None
-        worker._on_activity(
-            protocol.Activity(Snapshot(2.0, (), (), 0), [], 0, worker=1, model="two")
-        )
+        assert two._on_activity is not None
+        two._on_activity(protocol.Activity(Snapshot(2.0, (), (), 0), [], 0, worker=1))
         activity = await until(viewer, "activity")
 
     about = [(one["model"], one["worker"], one.get("held")) for one in statistics]

@@ -13,14 +13,11 @@ import openai
 import pytest
 
 from carpool import errors
-from carpool.config import EngineSettings, ServeSettings
-from carpool.fleet.deployment import Deployment
-from carpool.fleet.fleet import Fleet
-from carpool.fleet.pool import Pool
+from carpool.config import ServeSettings
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import CARD, Grey
+from support.app import CARD, Grey, fleet_of
 
 TRIES = 3  # the SDK's own: once, and two again
 SOON_S = 0.01
@@ -40,18 +37,6 @@ class Moody(Grey):
         return await super().submit(request)
 
 
-def fleet_of(worker: Grey) -> Fleet:
-    """Two models that are loaded, the first by this worker."""
-
-    def of(name: str, served_by: Grey) -> Deployment:
-        pool = Pool(lambda *_: served_by, ["cpu"], EngineSettings())
-        [member] = pool.members()
-        pool.worker_changed(member)  # a worker with a process says so itself
-        return Deployment(name, lambda: pool, is_on_demand=True, pool=pool)
-
-    return Fleet([of(CARD.id, worker), of("other", Grey())])
-
-
 Generate = Callable[..., Any]
 
 
@@ -63,8 +48,8 @@ def generate(request: pytest.FixtureRequest) -> Generate:
 
 def _generate(worker: Grey, *, has_several: bool, **options: Any) -> Any:
     async def talk() -> Any:
-        backend = fleet_of(worker) if has_several else worker
-        app = create_app(backend, ServeSettings(port=0))
+        several = fleet_of(worker, Grey(), names=(CARD.id, "other"))
+        app = create_app(several if has_several else fleet_of(worker), ServeSettings(port=0))
         http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
         async with openai.AsyncOpenAI(
             base_url="http://localhost/v1", api_key="none", http_client=http

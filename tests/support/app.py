@@ -8,7 +8,7 @@ import asyncio
 import atexit
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +20,8 @@ import openai
 from fastapi import FastAPI
 
 from carpool.config import EngineSettings, ServeSettings
+from carpool.fleet.deployment import Deployment
+from carpool.fleet.fleet import Fleet
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked
@@ -53,11 +55,14 @@ CARD = Card("grey", (TASK,), {}, 16, (64, 64), 2048 * 2048, max_steps=100, lora=
 
 
 class Lone(Supervisor):
-    """A worker that serves without a pool, and has no process."""
+    """A worker that serves in place of a pool, and has no process."""
+
+    has_several, is_degraded, ranks = False, False, 1
+    lora_dir: str | None = None
 
     def __init__(self) -> None:
         super().__init__(protocol.LoadModel("none", EngineSettings()), LocalConnector())
-        self.is_open = asyncio.Event()
+        self.is_open, self.handles, self.private_tasks = asyncio.Event(), [self], dict[str, str]()
 
     async def wait_open(self, model: str | None = None) -> None:
         await self.is_open.wait()
@@ -103,6 +108,13 @@ class Grey(Lone):
             await self.changed.wait()
 
 
+def fleet_of(*workers: Any, names: Sequence[str] = ("",)) -> Fleet:
+    """A fleet with these workers, or pools, of one model each; None: not loaded yet."""
+    make: Any = None
+    pools = zip(names, workers, strict=True)
+    return Fleet([Deployment(name, make, pool is None, pool=pool) for name, pool in pools])
+
+
 def client_of(app: Any, url: str = "http://localhost", **options: Any) -> httpx2.AsyncClient:
     """A client of an application, whose defects raise here."""
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=url, **options)
@@ -123,11 +135,13 @@ def lent_app(
     FastAPI builds those at the first request: it takes four times as long as the answer.
     """
     idle = _IDLE[settings, runner is not None]
+    fleet = fleet_of(worker, names=[settings.served_model_name or ""])
+    worker.lora_dir = settings.lora_dir
     if idle:
         app = idle.pop()
-        app.state.server = AppState(worker, settings, runner, keys, None, dialects.translated)
+        app.state.server = AppState(fleet, settings, runner, keys, None, dialects.translated)
     else:
-        app = create_app(worker, settings, runner, keys=keys)
+        app = create_app(fleet, settings, runner, keys=keys)
         for middleware in map(vars, app.user_middleware):
             if middleware["cls"] is RequestLogging:
                 count = lambda *said: app.state.server.observer.answered(*said)  # noqa: E731
@@ -137,7 +151,8 @@ def lent_app(
 
 
 def app_of(worker: Grey, **settings: Any) -> FastAPI:
-    return create_app(worker, ServeSettings(port=0, **settings))
+    worker.lora_dir = settings.get("lora_dir")
+    return create_app(fleet_of(worker), ServeSettings(port=0, **settings))
 
 
 @cache
@@ -146,7 +161,7 @@ def shared_app() -> FastAPI:
     worker, store = Grey(), JobStore(None, ttl_s=1000, max_bytes=1 << 20, max_waiting=1000)
     atexit.register(store.close)
     runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
-    return create_app(worker, ServeSettings(port=0), runner)
+    return create_app(fleet_of(worker), ServeSettings(port=0), runner)
 
 
 def ask(

@@ -20,7 +20,7 @@ from carpool.telemetry.metric_list import METRICS
 from carpool.telemetry.metrics import Metrics
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import CARD, Grey, Lone, client_of
+from support.app import CARD, Grey, Lone, client_of, fleet_of
 from support.engine_driver import VirtualClock, driving
 
 BUILD = {"version": "1", "torch": "2", "diffusers": "3", "revision": ""}
@@ -174,7 +174,7 @@ async def test_jobs_count_by_their_ends_with_what_they_made() -> None:
     with closing(JobStore(clock=StoreClock(wall, wall, wall))) as store:
         writers = dict.fromkeys(("image", "video"), lambda *_: None)
         runner = Runner(store, worker, writers, model=lambda: CARD.id, max_running=1)
-        app = create_app(worker, ServeSettings(), runner)
+        app = create_app(fleet_of(worker), ServeSettings(), runner)
         film = work_of(CARD.id, [CheckedRequest("a", 1, {"num_frames": 12})], fps=24.0)
         broken = work_of(CARD.id, [CheckedRequest("a", 13, {})])
         pictures = work_of(CARD.id, [CheckedRequest("a", 1, {}), CheckedRequest("b", 2, {})])
@@ -212,7 +212,7 @@ async def test_jobs_that_are_too_old_count_as_expired_once() -> None:
 
     with closing(JobStore(clock=StoreClock(wall, wall, wall), ttl_s=10.0)) as store:
         runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1, clock=clock)
-        app = create_app(worker, ServeSettings(), runner)
+        app = create_app(fleet_of(worker), ServeSettings(), runner)
         work = work_of(CARD.id, [CheckedRequest("a", 1, {})])
         running = asyncio.create_task(runner.run())
         old = [(await runner.submit("image", {}, work)) for _ in range(2)]
@@ -244,7 +244,7 @@ async def test_the_first_preview_of_a_stream_is_timed_and_no_other() -> None:
             return await super().submit(request)
 
     worker = Showing()
-    app = create_app(worker, ServeSettings())
+    app = create_app(fleet_of(worker), ServeSettings())
 
     async with client_of(app) as client:
         for previews in (3, 0):
@@ -265,7 +265,7 @@ def test_two_fronts_of_a_process_count_for_themselves() -> None:
 
 
 async def test_refusals_before_the_model_is_loaded_are_counted_by_route() -> None:
-    app = create_app(Lone(), ServeSettings())
+    app = create_app(fleet_of(Lone()), ServeSettings())
 
     async with client_of(app) as client:
         await client.post(ENDPOINT, json={"prompt": "a"})

@@ -26,7 +26,7 @@ from carpool.server.app import create_app
 from carpool.telemetry import tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.types import CheckedRequest
-from support.app import CARD, Grey, Lone, client_of
+from support.app import CARD, Grey, Lone, client_of, fleet_of
 from support.endpoints import ENDPOINT
 from support.server_process import DRAW, MODEL_ID, body, eventually, serving
 
@@ -148,7 +148,7 @@ def test_every_run_of_a_job_belongs_to_the_request_that_brought_it_also_after_a_
     async def before() -> str:
         with closing(JobStore(tmp_path)) as store:
             runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
-            app = create_app(worker, ServeSettings(), runner, traces=spans.tracing)
+            app = create_app(fleet_of(worker), ServeSettings(), runner, traces=spans.tracing)
             async with client_of(app) as client:
                 sent = {"prompt": "a secret wish", "background_job": True, "n": 2, "seed": 7}
                 headers = {"traceparent": TRACEPARENT}
@@ -160,7 +160,7 @@ def test_every_run_of_a_job_belongs_to_the_request_that_brought_it_also_after_a_
         with closing(JobStore(tmp_path)) as store:
             writers = {"image": lambda *_: None}
             runner = Runner(store, worker, writers, model=lambda: CARD.id, max_running=1)
-            create_app(worker, ServeSettings(), runner, traces=spans.tracing)
+            create_app(fleet_of(worker), ServeSettings(), runner, traces=spans.tracing)
             running = asyncio.create_task(runner.run())
             try:
                 await runner.ended(job_id)
@@ -228,7 +228,7 @@ def test_without_a_provider_nothing_is_written_and_nothing_carried() -> None:
 async def test_the_front_spans_requests_for_work_and_nothing_else() -> None:
     spans = Spans()
     app = create_app(
-        Lone(), ServeSettings(), traces=spans.tracing
+        fleet_of(Lone()), ServeSettings(), traces=spans.tracing
     )  # fmt: skip
 
     async with client_of(app) as client:

@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +97,6 @@ def serve(
         specs = models_of(names, settings, pipeline)
     else:
         specs = listed_models(entries, settings, str(config))
-    if len(specs) == 1 and specs[0].name and not settings.served_model_name:
-        settings = replace(settings, served_model_name=specs[0].name)
     for spec in specs:
         for device in dict.fromkeys(spec.devices):
             check(spec.model, settings_on(spec, device), spec.factory)

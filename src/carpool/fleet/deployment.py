@@ -14,7 +14,7 @@ from carpool.worker.supervisor import WorkerState
 class Deployment:
     """One model of a fleet, loaded or not."""
 
-    name: str
+    name: str  # empty: its own id
     make: Callable[[], Pool]
     is_on_demand: bool = False
     keep_alive_s: float = float("inf")
@@ -29,6 +29,11 @@ class Deployment:
     waiting: int = 0  # requests waiting for the load
     makes_room: bool = False  # about to be unloaded: gets no requests until it is loaded again
     running: "asyncio.Task[None] | None" = None
+
+    @property
+    def id(self) -> str:
+        """Its name in requests and answers; empty: not known before it is loaded."""
+        return self.name or (self.ready.card.id if self.ready else "")
 
     @property
     def state(self) -> WorkerState | Literal["unloaded"]:

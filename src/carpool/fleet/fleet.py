@@ -1,4 +1,4 @@
-"""A fleet: several models behind one address, loaded at the start or on demand."""
+"""A fleet: the models behind one address, loaded at the start or on demand."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,10 @@ T = TypeVar("T")
 
 
 class Fleet:
-    """Several models, by name; the first one is the default of requests.
+    """One or several models, by name; the first one is the default of requests.
+
+    Attributes:
+        is_single: one permanent model, which has requests of any model name.
 
     Args:
         max_loaded: max loaded models; None: any number.
@@ -28,6 +31,7 @@ class Fleet:
     def __init__(self, deployments: Sequence[Deployment], max_loaded: int | None = None) -> None:
         self._deployments = {model.name: model for model in deployments}
         self._first = deployments[0]
+        self.is_single = len(deployments) == 1 and not self._first.is_on_demand
         self._loader = Loader(deployments, max_loaded, self._open)
         self._is_draining = False
         self._failed: asyncio.Future[None] | None = None
@@ -39,6 +43,11 @@ class Fleet:
     @property
     def deployments(self) -> Mapping[str, Deployment]:
         return self._deployments
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the models in requests and answers, as far as known."""
+        return [model.id for model in self._deployments.values()]
 
     @property
     def ready(self) -> protocol.WorkerReady | None:
@@ -53,14 +62,14 @@ class Fleet:
             return "draining" if "stopped" not in states else "stopped"
         if any(model.is_on_demand for model in self._deployments.values()):
             return "ready"  # it is loaded on demand
-        order: tuple[WorkerState, ...] = ("ready", "starting", "worker_lost", "stopped")
+        order: tuple[WorkerState, ...] = ("ready", "draining", "starting", "worker_lost")
         return next((state for state in order if state in states), "stopped")
 
     @property
     def private_tasks(self) -> dict[str, str]:
         """Why requests ride alone, by the model's name and the task."""
         return {
-            f"{name} {task}": why
+            f"{name} {task}".lstrip(): why
             for name, model in self._deployments.items()
             for task, why in (model.pool.private_tasks if model.pool else {}).items()
         }
@@ -68,7 +77,13 @@ class Fleet:
     @property
     def has_several(self) -> bool:
         """Whether it may have more than one worker: always, with several models."""
-        return True
+        pool = self._first.pool
+        return not self.is_single or (pool is not None and pool.has_several)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The workers with the names of their models; see `Pool.workers`."""
+        models = self._deployments.values()
+        return [{"model": m.id, **row} for m in models if m.pool for row in m.pool.workers()]
 
     @property
     def is_degraded(self) -> bool:
@@ -85,7 +100,7 @@ class Fleet:
         Raises:
             ModelNotFound: this server has no such model.
         """
-        if not name:
+        if not name or self.is_single:
             return self._first
         model = self._deployments.get(name)
         if model is None:
@@ -116,7 +131,7 @@ class Fleet:
         model.began_s = now_s()
 
         def is_any_ready() -> bool:
-            return any(pool.state == "ready" for pool in self._pools())
+            return any(pool.state == "ready" for pool in self.pools)
 
         model.running = pool.start(None if model.is_on_demand else is_any_ready)
         pool.watch_activity(labelled(self._on_activity, model=model.name))
@@ -145,7 +160,7 @@ class Fleet:
             with self._loader.using(target):
                 await pool.wait_open()
         elif not any(deployment.is_on_demand for deployment in self._deployments.values()):
-            await first_of([pool.wait_open() for pool in self._pools()])
+            await first_of([pool.wait_open() for pool in self.pools])
         if self._is_draining:
             await asyncio.Event().wait()
 
@@ -166,13 +181,13 @@ class Fleet:
         assert model.pool is not None
         if model.pool.ready is None:
             model.pool.check_open()
-        return model.pool, await model.pool.wait_ready()
+        return model.pool, model.pool.ready or await model.pool.wait_ready()
 
     async def drain(self, timeout_s: float) -> None:
         """Drain all models; see `Pool.drain`."""
         self._is_draining = True
         self._loader.drain()
-        await asyncio.gather(*(pool.drain(timeout_s) for pool in self._pools()))
+        await asyncio.gather(*(pool.drain(timeout_s) for pool in self.pools))
 
     async def stop(self) -> None:
         """End all workers."""
@@ -182,9 +197,11 @@ class Fleet:
             self._tidying.cancel()
         if self._failed is not None and not self._failed.done():
             self._failed.cancel()
-        await asyncio.gather(*(pool.stop() for pool in self._pools()))
+        await asyncio.gather(*(pool.stop() for pool in self.pools))
 
-    def _pools(self) -> list[Pool]:
+    @property
+    def pools(self) -> list[Pool]:
+        """The pools of the loaded models."""
         return [model.pool for model in self._deployments.values() if model.pool is not None]
 
     # Requests
@@ -203,7 +220,9 @@ class Fleet:
             waited_s = now_s() - arrived_s
         pool, _ = await self.loaded(model.name)
         with self._loader.using(model):
-            return await pool.submit(request, on_progress, on_preview, waited_s=waited_s)
+            return await pool.submit(
+                request, on_progress=on_progress, on_preview=on_preview, waited_s=waited_s
+            )
 
     def check_open(self) -> None:
         """Raise unless any model accepts requests."""
@@ -214,7 +233,7 @@ class Fleet:
     def check_room(self, tenant: str = "") -> None:
         """Raise if no model has a free place for a tenant's request."""
         errors = []
-        for pool in self._pools():
+        for pool in self.pools:
             try:
                 pool.check_room(tenant)
                 return
@@ -224,7 +243,9 @@ class Fleet:
             raise errors[0]
 
     async def statistics(self) -> dict[str, Any]:
-        """Sums, and the statistics of every loaded model, by name."""
+        """Statistics of a single model; else sums, and those of every loaded model, by name."""
+        if self.is_single and self._first.pool is not None:
+            return await self._first.pool.statistics()
         models: dict[str, Any] = {}
         for name, model in self._deployments.items():
             fields: dict[str, Any] = {"state": model.state, "in_flight": model.in_flight}
@@ -252,21 +273,26 @@ class Fleet:
                 model.pool.watch_activity(labelled(listener, model=model.name))
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The timelines of requests."""
+        """The timelines of requests; raises if no model has a worker to ask."""
         timelines: dict[str, dict[str, Any]] = {}
-        for pool in self._pools():
-            with contextlib.suppress(CarpoolError):
+        errors = []
+        for pool in self.pools:
+            try:
                 timelines |= {line["id"]: line for line in await pool.timelines(request_ids)}
+            except CarpoolError as error:
+                errors.append(error)
+        if errors and len(errors) == len(self.pools):
+            raise errors[0]
         return [timelines[name] for name in request_ids if name in timelines]
 
     def roll(self) -> None:
         """Replace the workers of all loaded models."""
-        for pool in self._pools():
+        for pool in self.pools:
             pool.roll()
 
     def reload(self) -> None:
         """Let all workers reload their adapter folders and batching configs."""
-        for pool in self._pools():
+        for pool in self.pools:
             pool.reload()
 
 

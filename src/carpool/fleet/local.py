@@ -1,4 +1,4 @@
-"""Build the pool or fleet for a list of models, on this machine or elsewhere."""
+"""Build the fleet for a list of models, on this machine or elsewhere."""
 
 import os
 from collections.abc import Sequence
@@ -41,15 +41,13 @@ def local_fleet(
     options: WorkerOptions,
     max_loaded: int | None = None,
     remote: "RayCluster | None" = None,
-) -> Fleet | Pool:
-    """Build the pool of one model, or the fleet of several.
+) -> Fleet:
+    """Build the fleet of one or several models.
 
     Args:
         max_loaded: as in `Fleet`.
         remote: places remote workers; None: local processes.
     """
-    if len(specs) == 1 and not specs[0].is_on_demand:
-        return local_pool(specs[0], options, remote)
 
     def deployment(spec: ModelSpec) -> Deployment:
         late, make = spec.settings.admit_late, partial(local_pool, spec, options, remote)

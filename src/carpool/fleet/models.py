@@ -155,6 +155,8 @@ def _checked(specs: Sequence[ModelSpec], settings: ServeSettings) -> list[ModelS
         value, needed = getattr(settings, field.name), _NEEDED.get(field.name)
         if needed and getattr(settings, needed) is None and value != field.default:
             raise SettingRejected(f"{field.name}={value!r}: does nothing without {needed}")
+    if settings.served_model_name:
+        specs = [replace(spec, name=settings.served_model_name) for spec in specs]
     at_start = sum(not spec.is_on_demand for spec in specs)
     places = at_start + (at_start < len(specs))  # at least one place for on-demand models
     if settings.max_loaded is not None and settings.max_loaded < places:

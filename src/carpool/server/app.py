@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 import carpool
 from carpool.config import ServeSettings
 from carpool.errors import CarpoolError
-from carpool.fleet.serving import Serving
+from carpool.fleet.fleet import Fleet
 from carpool.jobs.runner import Runner
 from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtection
 from carpool.server.access.keys import Keyring
@@ -26,7 +26,7 @@ LARGE_BODY_PATHS = UPLOADS | {"/v1/videos/sync"} | dialects.LARGE_BODY_PATHS
 
 
 def create_app(
-    backend: Serving,
+    fleet: Fleet,
     settings: ServeSettings,
     runner: Runner | None = None,
     *,
@@ -35,7 +35,7 @@ def create_app(
 ) -> FastAPI:
     """Make the application over a backend: a pool or a fleet of workers.
 
-    The caller starts and stops the backend; until it is ready, requests are refused with 503.
+    The caller starts and stops the fleet; until it is ready, requests are refused with 503.
     The same holds for the runner, without which there are no jobs.
 
     Args:
@@ -52,9 +52,7 @@ def create_app(
     )
     # deprecated as an argument; uvicorn's expects a proxy that strips the prefix
     app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
-    state = app.state.server = AppState(
-        backend, settings, runner, keys, traces, dialects.translated
-    )
+    state = app.state.server = AppState(fleet, settings, runner, keys, traces, dialects.translated)
     routers = [
         images.router, images.links, jobs.router, videos.router, artifacts.router, observe.router,
         observe.public, *dialects.ROUTERS,

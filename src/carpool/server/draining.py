@@ -11,7 +11,7 @@ from types import FrameType
 import uvicorn
 
 from carpool.config import ServeSettings
-from carpool.fleet.serving import Serving
+from carpool.fleet.fleet import Fleet
 from carpool.jobs.runner import Runner
 from carpool.server.access.keys import Keyring
 from carpool.server.app import create_app
@@ -27,13 +27,13 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(
         self,
-        backend: Serving,
+        fleet: Fleet,
         settings: ServeSettings,
         runner: Runner,
         keys: Keyring,
         traces: Tracing,
     ) -> None:
-        app = create_app(backend, settings, runner, keys=keys, traces=traces)
+        app = create_app(fleet, settings, runner, keys=keys, traces=traces)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -54,7 +54,7 @@ class DrainingServer(uvicorn.Server):
             )
         )
         self._app = app
-        self._backend, self._drain_timeout_s = backend, settings.drain_timeout
+        self._fleet, self._drain_timeout_s = fleet, settings.drain_timeout
         self._draining: asyncio.Task[None] | None = None
         self.exit_status = 0
         self.is_up = asyncio.Event()
@@ -94,7 +94,7 @@ class DrainingServer(uvicorn.Server):
                 self.servers.pop().close()
 
     async def _drain(self) -> None:
-        await self._backend.drain(self._drain_timeout_s)
+        await self._fleet.drain(self._drain_timeout_s)
         self._app.state.server.events.close()  # otherwise viewers never disconnect
         self.should_exit = True
 

@@ -27,7 +27,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 import carpool
 from carpool import media
 from carpool.errors import CarpoolError, Overloaded
-from carpool.fleet.serving import Serving
+from carpool.fleet.fleet import Fleet
 from carpool.jobs.database import Record
 from carpool.jobs.interfaces import JobListener, JobOutput
 from carpool.jobs.runner import Runner
@@ -76,7 +76,7 @@ class Events(JobListener):
 
     def __init__(
         self,
-        backend: Serving,
+        fleet: Fleet,
         observer: Observer,
         runner: Runner | None,
         *,
@@ -84,7 +84,7 @@ class Events(JobListener):
         encoder: FairExecutor,
         has_metadata: bool = True,
     ) -> None:
-        self._backend, self._observer = backend, observer
+        self._fleet, self._observer = fleet, observer
         self._knows, self._encoder = knows, encoder
         self._metadata: dict[str, Any] | None = {} if has_metadata else None
         self._viewers: dict[_Viewer, None] = {}
@@ -137,10 +137,10 @@ class Events(JobListener):
     def _update(self) -> None:
         """Start watching the engine for the first viewer; stop after the last viewer."""
         if self._viewers and self._ticking is None:
-            self._backend.watch_activity(self._activity)
+            self._fleet.watch_activity(self._activity)
             self._ticking = asyncio.create_task(self._tick())
         elif not self._viewers and self._ticking is not None:
-            self._backend.watch_activity(None)
+            self._fleet.watch_activity(None)
             self._ticking.cancel()
             self._ticking = None
             self._progress.clear()
@@ -162,11 +162,11 @@ class Events(JobListener):
             await asyncio.sleep(TICK_S)
 
     async def _send_statistics(self) -> None:
-        if self._backend.state not in ("ready", "draining"):
+        if self._fleet.state not in ("ready", "draining"):
             return
         try:
             async with asyncio.timeout(10):
-                statistics = await self._backend.statistics()
+                statistics = await self._fleet.statistics()
         except (CarpoolError, TimeoutError):  # the worker died or is busy
             return
         name = self._observer.model
@@ -180,7 +180,7 @@ class Events(JobListener):
             self._send(None, _event("stats", about | fields))
 
     def _status(self) -> bytes:
-        status = {"status": self._backend.state, "model": self._observer.model}
+        status = {"status": self._fleet.state, "model": self._observer.model}
         return _event("status", {**status, "version": carpool.__version__})
 
     def _activity(self, activity: protocol.Activity) -> None:

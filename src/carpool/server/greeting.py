@@ -6,14 +6,12 @@ The command fits the model's card: a clip is a job, an edit sends a picture.
 import importlib.util
 import json
 import logging
-from collections.abc import Collection
 from typing import Any
 
 import click
 
 from carpool.config import ServeSettings
 from carpool.fleet.fleet import Fleet
-from carpool.fleet.serving import Serving
 from carpool.request.card import Card, Task
 from carpool.server.draining import DrainingServer, url_host
 from carpool.worker import protocol
@@ -29,13 +27,6 @@ _DECODE = (
     "python3 -c 'import base64, json, sys; "
     'sys.stdout.buffer.write(base64.b64decode(json.load(sys.stdin)["data"][0]["b64_json"]))\''
 )
-
-
-def served_names(serving: Serving, settings: ServeSettings) -> Collection[str]:
-    """The names of the served models, once known."""
-    if isinstance(serving, Fleet):
-        return serving.deployments
-    return [settings.served_model_name or (serving.ready.card.id if serving.ready else "")]
 
 
 def _where(ready: protocol.WorkerReady | None) -> str:
@@ -116,21 +107,20 @@ def _needs(task: Task | None, picture: str) -> bool:
     )
 
 
-async def greet(backend: Serving, server: DrainingServer, settings: ServeSettings) -> None:
+async def greet(fleet: Fleet, server: DrainingServer, settings: ServeSettings) -> None:
     """Print the address of the model, with a command that works when pasted."""
-    on_demand = isinstance(backend, Fleet) and not backend.loads_at_start
-    ready = None if on_demand else await backend.wait_ready()
+    ready = await fleet.wait_ready() if fleet.loads_at_start else None
     await server.is_up.wait()
     model = None  # the model of the command: the first one that is loaded
-    if isinstance(backend, Fleet) and len(backend.deployments) > 1:
-        model = min(backend.deployments, key=lambda name: backend.deployments[name].ready is None)
-        ready = backend.deployments[model].ready
+    if len(fleet.deployments) > 1:
+        model = min(fleet.deployments, key=lambda name: fleet.deployments[name].ready is None)
+        ready = fleet.deployments[model].ready
     url, where = "http://localhost", f"unix:{settings.uds}"
     if settings.uds is None:
         where = url = f"http://{url_host(settings.host)}:{server.port()}"
     uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
     key = "-H 'authorization: Bearer KEY'" if settings.has_keys else ""
-    name = ", ".join(served_names(backend, settings))
+    name = ", ".join(fleet.names)
     pipeline = f"{f'{model}: ' if model else ''}{ready.card.pipeline}" if ready else ""
     loaded = f" ({pipeline}, loaded in {ready.load_s:.1f} s)" if ready else ""
     serving = f"Serving {name}{loaded} at {where}"

@@ -12,8 +12,6 @@ import carpool
 from carpool.config import ServeSettings
 from carpool.errors import CarpoolError, JobNotFound, NoSuchEndpoint
 from carpool.fleet.fleet import Fleet
-from carpool.fleet.pool import Pool
-from carpool.fleet.serving import Serving
 from carpool.jobs.database import Record
 from carpool.jobs.interfaces import JobListener
 from carpool.jobs.runner import Runner
@@ -33,8 +31,8 @@ Origin = tuple[Literal["request", "job"], str, str]
 class Observer(JobListener):
     """The front's own metrics, and the HTTP request or job of each engine request."""
 
-    def __init__(self, backend: Serving, settings: ServeSettings, runner: Runner | None) -> None:
-        self._backend, self._settings, self._runner = backend, settings, runner
+    def __init__(self, fleet: Fleet, settings: ServeSettings, runner: Runner | None) -> None:
+        self._fleet, self._settings, self._runner = fleet, settings, runner
         self._metrics = Metrics()
         self.first_preview = self._metrics.previewed
         self._request_ids: OrderedDict[Origin, list[str]] = OrderedDict()
@@ -43,27 +41,9 @@ class Observer(JobListener):
             runner.listen(self)
 
     @property
-    def _has_several(self) -> bool:
-        return isinstance(self._backend, (Fleet, Pool)) and self._backend.has_several
-
-    def workers(self) -> list[dict[str, Any]]:
-        """The workers with the names of their models; see `Pool.workers`. Empty without a pool."""
-        serving = self._backend
-        if isinstance(serving, Fleet):
-            pools = {name: model.pool for name, model in serving.deployments.items() if model.pool}
-        elif isinstance(serving, Pool):
-            pools = {self.model: serving}
-        else:
-            return []
-        return [{"model": name, **row} for name, pool in pools.items() for row in pool.workers()]
-
-    @property
     def model(self) -> str:
         """The served model's name; "" if unknown or if there are several models."""
-        if isinstance(self._backend, Fleet):
-            return ""
-        ready = self._backend.ready
-        return self._settings.served_model_name or (ready.card.id if ready else "")
+        return self._fleet.names[0] if self._fleet.is_single else ""
 
     def began(self, request: Request, owner: str, requests: Sequence[CheckedRequest]) -> None:
         """Record an HTTP request's engine requests; a later request with its id replaces it."""
@@ -127,7 +107,7 @@ class Observer(JobListener):
                 job = await self._runner.get(request_id, owner)
                 origin = "job", owner, job.id
         parts = self._request_ids.get(origin, [])
-        outputs = await self._backend.timelines(parts) if parts else []
+        outputs = await self._fleet.timelines(parts) if parts else []
         if not outputs and not (job is not None and job.is_open):
             raise NoSuchEndpoint(
                 f"no request {request_id[:128]!r} is known: the id is `x-request-id` of its "
@@ -152,14 +132,14 @@ class Observer(JobListener):
         statistics: dict[str, Any] | None = None
         jobs: dict[Any, int] = {}
         with contextlib.suppress(CarpoolError):  # the worker died during the call
-            if self._backend.state in ("ready", "draining"):
-                statistics = await self._backend.statistics()
+            if self._fleet.state in ("ready", "draining"):
+                statistics = await self._fleet.statistics()
         with contextlib.suppress(CarpoolError):  # a failing disk must not break the page
             if self._runner is not None:
                 jobs = await self._runner.count_open()
-        ready = self._backend.ready
+        ready = self._fleet.ready
         versions = ready.versions if ready else {}
         build = {"version": carpool.__version__, "revision": self._settings.revision or ""}
         build |= {name: versions.get(name, "") for name in ("torch", "diffusers")}
-        workers = self.workers() if self._has_several else []
+        workers = self._fleet.workers() if self._fleet.has_several else []
         return self._metrics.page(self.model, build, statistics, jobs, workers)

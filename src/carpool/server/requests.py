@@ -38,8 +38,8 @@ async def read_form(
         context.request, card, *names, cards=state.card_of, takes_nested=takes_nested
     )
     named = form.values.get("model")
-    own_card = await state.card_of(named) if isinstance(named, str) else None
-    form.values = state.translate(form.values, own_card or card)
+    card = await state.card_of(named) if isinstance(named, str) else card
+    form.values = state.translate(form.values, card)
     return form
 
 

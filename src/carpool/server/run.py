@@ -12,9 +12,9 @@ from typing import Any
 
 from carpool.config import ServeSettings
 from carpool.errors import LoadFailed, SettingRejected, StoreFailed
+from carpool.fleet.fleet import Fleet
 from carpool.fleet.local import WorkerOptions, local_fleet
 from carpool.fleet.models import ModelSpec
-from carpool.fleet.serving import Serving
 from carpool.jobs.journal_files import JobJournals
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
@@ -23,7 +23,7 @@ from carpool.schedule.policy import weights
 from carpool.server.access.keys import Keyring
 from carpool.server.deliveries import courier_of
 from carpool.server.draining import DrainingServer
-from carpool.server.greeting import greet, served_names
+from carpool.server.greeting import greet
 from carpool.server.routes.artifacts import write_mesh, write_sound
 from carpool.server.routes.jobs import write_images
 from carpool.server.routes.videos import write_video
@@ -106,29 +106,29 @@ async def _serve(
         log=(settings.log_level, settings.log_format, settings.log_prompts),
         journals=journals, start=starter.start,
     )  # fmt: skip
-    backend = local_fleet(models, options, settings.max_loaded, cluster)
+    fleet = local_fleet(models, options, settings.max_loaded, cluster)
     at_once = sum(len(spec.devices) * spec.settings.max_running for spec in models)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, backend, keys)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, backend.roll)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, fleet, keys)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, fleet.roll)
     courier = courier_of(store, settings)
     runner = Runner(
         store,
-        backend,
+        fleet,
         {"image": write_images, "video": write_video, "mesh": write_mesh, "sound": write_sound},
-        model=lambda: served_names(backend, settings),
+        model=lambda: fleet.names,
         max_running=at_once,
         read=lambda file, mode: encoding.pack(unpacked(file, mode)),
         journals=job_journals,
     )
     runner.listen(courier)
-    server = DrainingServer(backend, settings, runner, keys, traces)
+    server = DrainingServer(fleet, settings, runner, keys, traces)
     at_start = [spec for spec in models if not spec.is_on_demand]
     for spec in at_start:
         workers = f" on {len(spec.devices)} workers" if len(spec.devices) > 1 else ""
         say(settings, f"Loading {spec.factory or spec.model}{workers} ...")
-    worker = backend.start()
+    worker = fleet.start()
     http = asyncio.create_task(server.serve())
-    greeting = asyncio.create_task(greet(backend, server, settings))
+    greeting = asyncio.create_task(greet(fleet, server, settings))
     jobs = [asyncio.create_task(work) for work in (runner.run(), courier.run())]
     tasks: list[asyncio.Future[Any]] = [worker, http, *jobs]
     try:
@@ -149,19 +149,19 @@ async def _serve(
         if server.unix is not None:
             await asyncio.to_thread(server.unix.remove)
         await runner.stop()
-        await backend.stop()
+        await fleet.stop()
         if cluster is not None:
             await asyncio.to_thread(cluster.disconnect)
         await starter.close()
 
 
-def _reload(backend: Serving, keys: Keyring) -> None:
+def _reload(fleet: Fleet, keys: Keyring) -> None:
     """On SIGHUP, reload keys here, and adapters and batching rules in the worker."""
     try:
         log.info("reloading; API keys: %d", keys.read())
     except SettingRejected as error:
         log.error("not reloaded: %s", error)
-    backend.reload()
+    fleet.reload()
 
 
 def state_folder(settings: ServeSettings, environ: Mapping[str, str]) -> Path | None:

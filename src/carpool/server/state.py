@@ -1,4 +1,4 @@
-"""State that all routes of one server share: the backend, jobs, API keys, limits and caches."""
+"""State that all routes of one server share: the fleet, jobs, API keys, limits and caches."""
 
 import asyncio
 import os
@@ -15,9 +15,7 @@ from starlette.types import Receive
 
 from carpool.config import ServeSettings
 from carpool.errors import Cancelled, ModelNotFound, UnsupportedParameter, nearest
-from carpool.fleet.deployment import Deployment
 from carpool.fleet.fleet import Fleet
-from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
 from carpool.media.metadata import file_metadata
@@ -72,7 +70,7 @@ class ServedModel:
 
 
 class AppState:
-    """`app.state.server`. The caller starts and stops the backend and the runner.
+    """`app.state.server`. The caller starts and stops the fleet and the runner.
 
     Args:
         translate: renames the fields of other servers in a body to this API's.
@@ -80,7 +78,7 @@ class AppState:
 
     def __init__(
         self,
-        backend: Serving,
+        fleet: Fleet,
         settings: ServeSettings,
         runner: Runner | None,
         keys: Keyring | None,
@@ -89,11 +87,10 @@ class AppState:
     ) -> None:
         threads = max(2, os.cpu_count() or 2)
         store = runner.store if runner else None
-        self.backend, self.settings, self._runner = backend, settings, runner
-        self.fleet = backend if isinstance(backend, Fleet) else None  # None: a single model
+        self.fleet, self.settings, self._runner = fleet, settings, runner
         self.keys = keys or Keyring(settings.api_key, settings.api_key_file)
         self.tracing, self.translate = tracing or Tracing(), translate
-        self.observer = Observer(backend, settings, runner)
+        self.observer = Observer(fleet, settings, runner)
         self.idempotency: IdempotencyCache[Any] = IdempotencyCache(_size_of, time.monotonic)
         self.files = SignedFiles(
             store.folder / "links" if store else None, clock=store.clock if store else None
@@ -103,7 +100,7 @@ class AppState:
             "carpool-encode", threads, per_tenant=threads - settings.has_keys
         )
         self.events = Events(
-            backend, self.observer, runner, knows=self.keys.knows, encoder=self.encoder,
+            fleet, self.observer, runner, knows=self.keys.knows, encoder=self.encoder,
             has_metadata=settings.metadata,
         )  # fmt: skip
         self.started_s = int(time.time())
@@ -117,7 +114,7 @@ class AppState:
     @property
     def model_names(self) -> list[str]:
         """The names of all models, the default model first; raises as `model` for a single one."""
-        return [self.model("loaded").id] if self.fleet is None else list(self.fleet.deployments)
+        return [self.model("loaded").id] if self.fleet.is_single else self.fleet.names
 
     @property
     def has_jobs(self) -> bool:
@@ -130,24 +127,15 @@ class AppState:
             raise UnsupportedParameter("jobs are off here: leave it out", param="background_job")
         return self._runner
 
-    def serving(self, name: str | None) -> Serving | None:
-        """The workers of a model, by default the first model; None: not loaded.
-
-        Raises:
-            ModelNotFound: no model has this name.
-        """
-        return self.backend if self.fleet is None else self.fleet.of(name).pool
-
     async def load(self, name: str | None, needs: Needs) -> ServedModel:
         """Load a model on demand and wait for it; then as `model`.
 
         Raises:
             LoadFailed: the model cannot be loaded.
         """
-        if self.fleet is not None:
-            deployment = self.fleet.of(name)
-            if deployment.is_on_demand and deployment.ready is None:
-                await self.fleet.loaded(name)
+        deployment = self.fleet.of(name)
+        if deployment.is_on_demand and deployment.ready is None:
+            await self.fleet.loaded(name)
         return self.model(needs, name)
 
     def model(self, needs: Needs = "ready", name: str | None = None) -> ServedModel:
@@ -162,17 +150,13 @@ class AppState:
             ModelNotFound: no model has this name.
             X, WorkerLost, Draining: the worker is not in that state.
         """
-        settings, id_ = self.settings, self.settings.served_model_name
-        serving: Serving | Deployment = self.backend
-        if self.fleet is not None:
-            serving = self.fleet.of(name)
-            id_ = serving.name
-        ready, state = serving.ready, serving.state
+        settings, deployment = self.settings, self.fleet.of(name)
+        ready, state = deployment.ready, deployment.state
         is_restarting = needs == "restarting" and state == "worker_lost"
         if not is_restarting and (needs != "loaded" or ready is None):
-            serving.check_open()
+            deployment.check_open()
         assert ready is not None
-        id_ = id_ or ready.card.id
+        id_ = deployment.id
         return ServedModel(
             id_,
             ready.card,
@@ -183,16 +167,12 @@ class AppState:
 
     async def any_loaded_model(self, needs: Needs) -> ServedModel:
         """A loaded model; its card serves to parse a body before the body's own model is known."""
-        name = None
-        if self.fleet is not None:
-            loaded = (name for name, model in self.fleet.deployments.items() if model.ready)
-            name = next(loaded, None)
+        loaded = (name for name, model in self.fleet.deployments.items() if model.ready)
+        name = next(loaded, None)
         return await self.load(name, "loaded" if name else needs)
 
-    async def card_of(self, name: str | None) -> Card | None:
-        """The card of one of several models, loaded on demand; None for a single model."""
-        if self.fleet is None:
-            return None
+    async def card_of(self, name: str | None) -> Card:
+        """The card of a model, loaded on demand."""
         return (await self.load(name, "loaded")).card
 
     @asynccontextmanager
@@ -237,8 +217,7 @@ class AuthenticatedRequest:
 
     async def load(self, name: str | None, needs: Needs) -> ServedModel:
         """Load the model of the request; see `AppState.load`."""
-        if self.state.fleet is not None:
-            self.request.scope[OF_MODEL] = self.state.fleet.of(name).name
+        self.request.scope[OF_MODEL] = self.state.fleet.of(name).name
         return await self.state.load(name, needs)
 
     async def model_of(
@@ -276,8 +255,8 @@ class AuthenticatedRequest:
             task.cancel()
 
     async def check_room(self) -> None:
-        """Refuse a request if the backend is full, or its client has too many requests and jobs."""
-        self.state.backend.check_room(self.client.key)
+        """Refuse a request if the fleet is full, or its client has too many requests and jobs."""
+        self.state.fleet.check_room(self.client.key)
         slot: Permit = self.request.state.slot
         if self.state.has_jobs and slot.most is not None:
             open_jobs = await self.state.runner.count_open(self.client.owner)

@@ -22,7 +22,7 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.server.bodies.memory import MemoryBudget, MemoryLease
-from support.app import CARD, Grey, app_of, ask, client_of
+from support.app import CARD, Grey, app_of, ask, client_of, fleet_of
 from support.endpoints import EDITS, ENDPOINT, VARIATIONS
 from support.forms import BOTH, send, worker_of
 from support.pictures import png
@@ -138,7 +138,7 @@ class Sender:
         store = JobStore()
         atexit.register(store.close)
         runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
-        self.app = create_app(worker, ServeSettings(port=0, **settings), runner)
+        self.app = create_app(fleet_of(worker), ServeSettings(port=0, **settings), runner)
 
     def park(self, path: str, body: Body, **headers: str) -> "asyncio.Task[tuple[int, str]]":
         return asyncio.create_task(self.send(path, body, **headers))

@@ -13,7 +13,7 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.server.transport.middleware import RequestLogging
-from support.app import CARD, Grey, client_of, shared_app
+from support.app import CARD, Grey, client_of, fleet_of, shared_app
 from support.endpoints import ENDPOINT
 
 GETS = sorted(
@@ -36,7 +36,7 @@ def asked(*requests: dict[str, Any], **settings: Any) -> list[httpx2.Response]:
         settings_ = ServeSettings(port=0, **settings)
         with closing(JobStore()) as store:
             runner = Runner(store, Grey(), {}, model=lambda: CARD.id, max_running=1)
-            app = create_app(Grey(), settings_, runner)
+            app = create_app(fleet_of(Grey()), settings_, runner)
             jobs = {kind: store.submit(kind, {}, {}).id for kind in ("image", "video")}
             store.take(2)
             for job in jobs.values():

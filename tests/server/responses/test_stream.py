@@ -16,7 +16,7 @@ from carpool.server.responses.stream import events
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import CARD, Grey, app_of, ask, client_of, refusal
+from support.app import CARD, Grey, app_of, ask, client_of, fleet_of, refusal
 from support.endpoints import ENDPOINT
 from support.pictures import picture
 
@@ -221,7 +221,8 @@ async def _three_of(worker: Grey) -> list[bytes]:
     body = schema.ImageRequest.model_validate({"prompt": "a", "n": 2})
     generation = ParsedImageRequest(model, body)
     stream = events(
-        worker, generation, on_output=lambda images, usage: None, previewed=lambda seconds: None,
+        fleet_of(worker), generation, on_output=lambda images, usage: None,
+        previewed=lambda seconds: None,
         run=asyncio.to_thread, heartbeat_s=0.001,
     )  # fmt: skip
     found = [await anext(stream) for _ in range(3)]

@@ -17,7 +17,7 @@ from carpool.server.access.signed_links import TTL_S, SignedFiles
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import CARD, Grey, ask, client_of, parts, refusal
+from support.app import CARD, Grey, ask, client_of, fleet_of, parts, refusal
 from support.endpoints import ENDPOINT
 from support.pictures import picture
 
@@ -226,7 +226,7 @@ def test_a_model_of_videos_has_the_size_of_its_pipeline() -> None:
 
 
 async def test_a_link_leads_to_the_picture_without_a_key() -> None:
-    app = create_app(Grey(), ServeSettings(port=0, api_key=("secret",)))
+    app = create_app(fleet_of(Grey()), ServeSettings(port=0, api_key=("secret",)))
 
     async with client_of(app) as client:
         body = {"prompt": "a", "response_format": "url", "output_format": "webp"}

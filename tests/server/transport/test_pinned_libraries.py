@@ -20,7 +20,7 @@ from carpool.server.draining import DrainingServer
 from carpool.server.transport import http_protocol
 from carpool.server.transport.http_protocol import StrictHTTPProtocol
 from carpool.telemetry.tracing import Tracing
-from support.app import CARD, Grey
+from support.app import CARD, Grey, fleet_of
 
 ROOT = Path(__file__).parents[3]
 CALLED = {  # what uvicorn calls, and so must go on calling, by where it stands
@@ -54,7 +54,7 @@ def test_idle_connections_outlast_those_of_clients() -> None:
     worker = Grey()
     store = JobStore(None, ttl_s=1000, max_bytes=1 << 20, max_waiting=1)
     runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
-    server = DrainingServer(worker, ServeSettings(port=0), runner, Keyring(()), Tracing())
+    server = DrainingServer(fleet_of(worker), ServeSettings(port=0), runner, Keyring(()), Tracing())
     store.close()
 
     longest_s = max(httpx2.Limits().keepalive_expiry or 0, 15)  # aiohttp's

@@ -100,7 +100,7 @@ class Form:
             self.mask = picture
 
 
-CardOf = Callable[[str | None], Awaitable[Card | None]]
+CardOf = Callable[[str | None], Awaitable[Card]]
 
 
 async def read_body(
@@ -169,7 +169,7 @@ async def _read_form(
         raise errors.BodyTooLarge(f"the texts of this form have more than {MOST_TEXT_BYTES} bytes")
     if cards is not None:
         named = dict(texts).get("model")
-        card = await cards(None if named == NULL else named) or card
+        card = await cards(None if named == NULL else named)
     form.values = _typed(texts, card)
     return form
 

@@ -54,13 +54,13 @@ async def respond(
         requests = parsed.requests
         state.observer.began(request, owner, requests)
         if not parsed.is_streamed:
-            outputs = await gather(lambda n: state.backend.submit(requests[n]), len(requests))
+            outputs = await gather(lambda n: state.fleet.submit(requests[n]), len(requests))
             return await parsed.answer(
                 outputs, link=lambda file, kind: base + state.files.keep(file, kind), run=run
             )
         model = requests[0].model
         stream = events(
-            state.backend,
+            state.fleet,
             parsed,
             on_output=partial(state.observer.drew, model),
             previewed=partial(state.observer.first_preview, model),

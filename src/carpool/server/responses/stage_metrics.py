@@ -15,9 +15,9 @@ PATIENCE_S = 1.0  # timeout of the workers' statistics
 async def peak_memory_mb(state: AppState, model: str) -> float | None:
     """Peak memory of a model's workers so far, in 10**6 bytes; None if unknown."""
     with contextlib.suppress(CarpoolError, TimeoutError):
-        if (serving := state.serving(model)) is not None:
+        if (pool := state.fleet.of(model).pool) is not None:
             async with asyncio.timeout(PATIENCE_S):
-                statistics = await serving.statistics()
+                statistics = await pool.statistics()
             memory = [worker.statistics["memory"] for worker in workers_of("", statistics)]
             peaks = [sizes["peak_bytes"] for sizes in memory]
             return round(max(peaks) / 1e6, 3) if peaks else None

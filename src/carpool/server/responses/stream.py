@@ -19,7 +19,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError
-from carpool.fleet.serving import Serving
+from carpool.fleet.fleet import Fleet
 from carpool.media.metadata import without_prompts
 from carpool.server.bodies import schema
 from carpool.server.image_request import ParsedImageRequest, RunInThread, encoded
@@ -104,7 +104,7 @@ class StreamedRequest(Protocol):
 
 
 async def events(
-    backend: Serving,
+    fleet: Fleet,
     image_request: StreamedRequest,
     *,
     on_output: Callable[[int, schema.UsageBody], None],
@@ -124,7 +124,7 @@ async def events(
         CarpoolError: a request failed.
     """
     updates: asyncio.Queue[Update] = asyncio.Queue()
-    work = asyncio.create_task(_run(backend, image_request, updates))
+    work = asyncio.create_task(_run(fleet, image_request, updates))
     open_outputs, is_begun, began_s = len(image_request.requests), False, time.monotonic()
     previews, last_step = [0] * open_outputs, [0] * open_outputs  # by picture
     try:
@@ -181,12 +181,12 @@ async def gather(submit: Callable[[int], Coroutine[Any, Any, T]], count: int) ->
 
 
 async def _run(
-    backend: Serving, image_request: StreamedRequest, updates: "asyncio.Queue[Update]"
+    fleet: Fleet, image_request: StreamedRequest, updates: "asyncio.Queue[Update]"
 ) -> None:
     """Run all requests, and put their previews, outputs or errors into the queue."""
 
     async def submit(number: int) -> None:
-        output = await backend.submit(
+        output = await fleet.submit(
             image_request.requests[number],
             on_progress=lambda _, steps: updates.put_nowait(
                 KEEPALIVE_COMMENT if steps else RESTARTED_COMMENT

@@ -7,7 +7,6 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from carpool.errors import ModelNotFound
-from carpool.fleet.pool import Pool
 from carpool.request.card import Card
 from carpool.server.access.signed_links import TTL_S
 from carpool.server.bodies import schema
@@ -89,28 +88,24 @@ async def _answer(context: AuthenticatedRequest, image_request: ParsedImageReque
 
 @router.get("/models", description="List the served models.")
 async def list_models(context: Context) -> reports.ModelList:
-    fleet = context.state.fleet
-    names = [None] if fleet is None else list(fleet.deployments)
-    return reports.ModelList(data=[_model_entry(context.state, name) for name in names])
+    state = context.state
+    return reports.ModelList(data=[_model_entry(state, name) for name in state.fleet.deployments])
 
 
 @router.get("/models/{model:path}", description="One served model.")
 async def get_model(model: str, context: Context) -> reports.ModelEntry:
-    if (fleet := context.state.fleet) is not None:
-        return _model_entry(context.state, fleet.of(model).name)
-    entry = _model_entry(context.state)
+    entry = _model_entry(context.state, model)
     if model != entry.id:
         raise ModelNotFound(f"model {model[:60]!r} is not served here: use {entry.id!r}")
     return entry
 
 
-def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry:
+def _model_entry(state: AppState, name: str) -> reports.ModelEntry:
     """The entry of a model; its worker may be down, and one of several may not be loaded yet."""
-    now: dict[str, Any] = {"state": state.backend.state}
-    if state.fleet is not None:
-        deployment = state.fleet.of(name)
-        now_s = asyncio.get_running_loop().time()
-        now = {"state": deployment.state, "ready_in_s": deployment.ready_in_s(now_s)}
+    deployment = state.fleet.of(name)
+    now: dict[str, Any] = {"state": deployment.state}
+    if not state.fleet.is_single:
+        now["ready_in_s"] = deployment.ready_in_s(asyncio.get_running_loop().time())
         if deployment.ready is None:
             return reports.ModelEntry(id=deployment.name, created=state.started_s, **now)
     model = state.model("loaded", name)
@@ -126,7 +121,7 @@ def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry
         writers=[task.name.rpartition(":")[2] for task in card.writers],
         lora=list(card.lora),
         schedulers=list(card.schedulers),
-        private=_private_tasks(state, name),
+        private=deployment.pool.private_tasks if deployment.pool else {},
         limits=reports.ModelLimits(
             n=model.max_n,
             num_inference_steps=card.max_steps,
@@ -136,11 +131,6 @@ def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry
         ),
         **now,
     )
-
-
-def _private_tasks(state: AppState, name: str | None) -> dict[str, str]:
-    backend = state.backend if state.fleet is None else state.fleet.of(name).pool
-    return backend.private_tasks if isinstance(backend, Pool) else {}
 
 
 def _parameters_of(card: Card) -> list[reports.ModelParameter]:

@@ -5,8 +5,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Response
 
 import carpool
-from carpool.fleet.fleet import Fleet
-from carpool.fleet.pool import Pool
 from carpool.server import dependencies
 from carpool.server.bodies import schema
 from carpool.server.bodies import schema_reports as reports
@@ -29,17 +27,14 @@ _UNHEALTHY: dict[str, Any] = {
 @public.get("/health_generate", **_UNHEALTHY)  # SGLang's path; it draws nothing
 async def health(response: Response, state: dependencies.ServerState) -> reports.Health:
     """200 if a worker is ready; `degraded` if others are not. A full queue changes nothing."""
-    serving = state.backend
-    response.status_code = 200 if serving.state == "ready" else 503
-    is_group = isinstance(serving, Pool) and serving.ranks > 1
-    if not isinstance(serving, (Fleet, Pool)) or not (serving.has_several or is_group):
-        private = serving.private_tasks if isinstance(serving, Pool) else {}
-        return reports.Health(status=serving.state, workers=None, private=private or None)
-    workers = [reports.WorkerHealth.model_validate(worker) for worker in state.observer.workers()]
+    fleet, workers = state.fleet, None
+    response.status_code = 200 if fleet.state == "ready" else 503
+    if fleet.has_several or any(pool.ranks > 1 for pool in fleet.pools):
+        workers = [reports.WorkerHealth.model_validate(worker) for worker in fleet.workers()]
     return reports.Health(
-        status="degraded" if serving.is_degraded else serving.state,
+        status="degraded" if fleet.is_degraded else fleet.state,
         workers=workers,
-        private=serving.private_tasks or None,
+        private=fleet.private_tasks or None,
     )
 
 
@@ -51,14 +46,14 @@ async def livez() -> dict[str, str]:
 
 @public.get("/version", description="The versions of Carpool and its libraries.")
 async def version(state: dependencies.ServerState) -> dict[str, str]:
-    ready = state.backend.ready
+    ready = state.fleet.ready
     return {"carpool": carpool.__version__, **(ready.versions if ready else {})}
 
 
 @router.get("/stats")
 async def stats(state: dependencies.ServerState) -> dict[str, Any]:
     """Statistics of the engine: its state, and counters since it started."""
-    return await state.backend.statistics()
+    return await state.fleet.statistics()
 
 
 @router.get("/metrics", response_class=Response)
@@ -99,7 +94,7 @@ async def estimate(
     else:
         drawing = validated(schema.ImageRequest, values)
         checked = ParsedImageRequest(model, drawing, context.client).requests[0]
-    times = await context.state.backend.estimate(checked)
+    times = await context.state.fleet.estimate(checked)
     return reports.EstimateReport(seconds=times.seconds, wait_s=times.wait_s, speed=times.speed)
 
 

@@ -81,7 +81,7 @@ async def _language_model(
     if component == model.card.id:
         component = ""  # its own name, if it is served under another name
     if (card := model.card.writer(component)) is None:
-        if context.state.fleet is None:
+        if context.state.fleet.is_single:
             model.check_name(name)
         return None
     model = replace(model, card=card, default_lora={})

@@ -14,7 +14,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from carpool import errors
-from carpool.fleet.pool import Pool
 from carpool.request.adapter_names import adapter_id, find_adapter
 from carpool.request.lora import SUFFIX, check_header, check_lora
 from carpool.server.bodies import schema
@@ -214,19 +213,18 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
     Raises:
         InvalidValue: the file is not in the folder, has another name, or cannot be read.
     """
-    pool: Any = state.backend if state.fleet is None else (await state.fleet.loaded(model))[0]
-    if find_adapter(name, pool.ready.card.usable_adapters) is not None:
+    pool, ready = await state.fleet.loaded(model)
+    if find_adapter(name, ready.card.usable_adapters) is not None:
         return  # a loaded name keeps its weights
-    folder = pool.lora_dir if isinstance(pool, Pool) else state.settings.lora_dir
     file = Path(path)
     if name not in (file.stem, adapter_id(file.stem)) or file.suffix.lower() != SUFFIX:
         raise errors.InvalidValue.of(
             "lora_path", path, f"the file must be named as the adapter, {name[:64]}{SUFFIX}"
         )
-    place = await asyncio.to_thread(_in_folder, folder, file)
+    place = await asyncio.to_thread(_in_folder, pool.lora_dir, file)
     if place is None:
         rule = "adapters are read from --lora and --lora-dir only"
-        where = "put the file there" if folder else "start the server with --lora-dir"
+        where = "put the file there" if pool.lora_dir else "start the server with --lora-dir"
         raise errors.InvalidValue.of("lora_path", path, f"{rule}: {where}")
     try:
         await asyncio.to_thread(check_header, place)
@@ -235,7 +233,7 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
     except OSError as error:  # unreadable, or just removed
         why = f"{name}{SUFFIX} cannot be read: {errors.reason(error)}"
         raise errors.InvalidValue(why, param="lora_path") from None
-    workers = {worker: worker.ready for worker in getattr(pool, "handles", [pool])}
+    workers = {worker: worker.ready for worker in pool.handles}
     pool.reload()
     for _ in range(round(PATIENCE_S / LOOK_S)):
         if all(before is None or worker.ready is not before for worker, before in workers.items()):
