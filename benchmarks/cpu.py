@@ -28,7 +28,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 import carpool
-from benchmarks.forward_log import ForwardLog
+from benchmarks.forward_log import ForwardLog, wrapped_forwards
 from benchmarks.process import cpu_s, new_process, with_one_heap
 from carpool.models.embedded import MODEL_DIR
 from proof.page import BENCHMARKS, machine, table, write_section
@@ -98,13 +98,13 @@ def of_burst(
     engine: carpool.Engine, log: ForwardLog, burst: Sequence[carpool.Request], **parameters: Any
 ) -> dict[str, float]:
     """Measure a burst in the engine, and its bare forwards."""
-    log.taken()
+    log.sizes.clear()
     began_s = time.perf_counter()
-    engine_s = cpu_s(lambda: engine.generate(burst, **parameters))
-    clock_s = time.perf_counter() - began_s
-    sizes = log.taken()
-    bare_s = cpu_s(lambda: log.bare(sizes))
-    return {"engine": engine_s, "engine wall": clock_s, "ceiling": bare_s, "forwards": len(sizes)}
+    with wrapped_forwards(log):
+        engine_s = cpu_s(lambda: engine.generate(burst, **parameters))
+    clock_s, count = time.perf_counter() - began_s, len(log.sizes)
+    bare_s = cpu_s(lambda: log.bare(log.sizes))
+    return {"engine": engine_s, "engine wall": clock_s, "ceiling": bare_s, "forwards": count}
 
 
 @dataclass
@@ -151,7 +151,7 @@ def measure(turns: int) -> Measured:
     """Measure in this process and in one of plain diffusers; the first turns are warm-up."""
     plain, measured = Plain(), Measured()
     pipe = DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32)
-    log = ForwardLog(pipe)
+    log = ForwardLog()
     engine, off = carpool.load(pipe), carpool.load("shapes", batching_mode="off")
     measured.singles = [one_turn(plain, engine) for _ in range(3 * turns + 2)][2:]
     measured.turns = [turn(plain, engine, off, log) for _ in range(turns + 1)][1:]

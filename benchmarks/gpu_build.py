@@ -62,20 +62,18 @@ class Rig:
 
     @contextmanager
     def built(self, name: str) -> Iterator["Built"]:
-        """A model on the device; memory and compiled code are released at the end."""
+        """A model on the device; what the one before has left is released."""
+        torch.compiler.reset()
+        gc.collect()
+        if self.device.type != "cpu":
+            torch.accelerator.empty_cache()
+            torch.accelerator.reset_peak_memory_stats()
         model = self.model(name)
         parts = [
             filled(weightless(p), self.device, self.dtype) for p in (model.denoiser, model.vae)
         ]
         self.marks.wait()
-        try:
-            yield Built(model, pipeline_of(model, *parts), parts[0], self)
-        finally:
-            parts.clear()
-            torch.compiler.reset()
-            gc.collect()
-            if self.device.type != "cpu":
-                torch.accelerator.empty_cache()
+        yield Built(model, pipeline_of(model, *parts), parts[0], self)
 
 
 def rig(device: str, is_tiny: bool) -> Rig:

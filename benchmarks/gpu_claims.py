@@ -113,13 +113,13 @@ def memory(rig: Rig) -> str:
 
 
 LOSS = """
-import sys, torch, carpool
+import sys, torch, carpool, carpool.errors
 with carpool.load("shapes", device=sys.argv[1]) as engine:
     engine.generate("a star", num_inference_steps=2, progress=False)
     torch.zeros(2, device=sys.argv[1])[torch.tensor([9], device=sys.argv[1])]  # an assertion there
     try:
         engine.generate("a star", num_inference_steps=2, progress=False)
-    except carpool.CarpoolError as error:
+    except carpool.errors.CarpoolError as error:
         print(type(error).__name__, flush=True)
 """
 

@@ -15,8 +15,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,10 +24,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.forward_log import RunForward, wrapped_forwards
 from benchmarks.gpu_build import Built, Rig
 from benchmarks.gpu_clock import Marks, Moment, union_s
 from benchmarks.gpu_records import Rows
-from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call
 
 NAMES = ("flux", "sdxl")
@@ -79,7 +78,7 @@ def _synchronisations(subject: Built) -> list[dict[str, Any]]:
 def _gaps(subject: Built) -> dict[str, Any]:
     marks = subject.rig.marks
     watch, requests = Watch(marks), subject.requests(subject.model.sizes[0], COUNT)
-    with watch.on(), subject.engine() as engine:
+    with wrapped_forwards(watch), subject.engine() as engine:
         for _ in range(2):  # the first is a warm-up
             watch.spans.clear()
             engine.generate(requests, progress=False)
@@ -143,29 +142,19 @@ class Span:
 
 
 class Watch:
-    """Records the forwards of all engines of this process."""
+    """A wrapper of forwards that records when they run."""
 
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
         self.spans: list[Span] = []
 
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        plain = Fuser.run
-
-        def run(fuser: Fuser, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
-            is_late = bool(self.spans) and self._marks.is_past(self.spans[-1].end)
-            begin, began_s = self._marks.now(), time.perf_counter()
-            answers = plain(fuser, calls, rows)
-            launch_s = time.perf_counter() - began_s
-            self.spans.append(Span(begin, self._marks.now(), sum(rows), launch_s, is_late))
-            return answers
-
-        Fuser.run = run  # type: ignore[assignment, method-assign]
-        try:
-            yield
-        finally:
-            Fuser.run = plain  # type: ignore[method-assign]
+    def __call__(self, run: RunForward, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
+        is_late = bool(self.spans) and self._marks.is_past(self.spans[-1].end)
+        begin, began_s = self._marks.now(), time.perf_counter()
+        answers = run(calls, rows)
+        launch_s = time.perf_counter() - began_s
+        self.spans.append(Span(begin, self._marks.now(), sum(rows), launch_s, is_late))
+        return answers
 
     def gaps_s(self) -> list[float]:
         """Seconds from the end of each forward to the start of the next; all have finished."""

@@ -19,10 +19,11 @@ HEAD = f"""# Devices
 engine waits for each forward before it prepares the next, with a line in the log; on one with a
 single stream, results are copied after the queued forwards.
 
-## Claims that no GPU has confirmed yet
+## Claims of the simulated device
 
 These claims hold on the simulated device. `python -m benchmarks.gpu_page check waits` tests each of
-them on a real one and names those that fail.
+them on a real one and names those that fail. On an [H200](gpu-h200.md) all held but *compiled*,
+which was not finished.
 
 {{claims}}
 

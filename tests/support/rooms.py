@@ -20,7 +20,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_533),
+    "engine": (13_800, 25_528),
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 3_996),
     "worker": (2_500, 3_147),
@@ -30,8 +30,8 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "python, cli, settings": (4_800, 4_800),
     "others": (4_200, 4_781),
     "lab": (4_200, 5_328),
-    "benchmarks, proof": (7_000, 7_000),
-    "tests": (50_000, 74_427),
+    "benchmarks, proof": (7_400, 7_400),
+    "tests": (50_000, 74_486),
 }
 
 

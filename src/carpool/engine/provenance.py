@@ -28,8 +28,8 @@ def note_copy(value: Tensor, source: Tensor) -> None:
     """Record the source of a device tensor's copy.
 
     Args:
-        source: host tensor with the same values, dtype and shape. It is cloned, because torch ends
-            the process when pinned memory is released after its device has failed.
+        source: host tensor of equal values, dtype and shape. It is cloned: torch ends the process
+            when pinned memory is released after its device has failed.
     """
     if source.nbytes <= MOST_BYTES and not value.is_inference():
         _copied[value] = source.clone(), value._version

@@ -55,3 +55,36 @@ def test_a_picture_is_copied_to_the_host_as_bytes() -> None:
         pretended._note_copy = plain
 
     assert copied == [(torch.uint8, 192)] * 2 + [(torch.float32, 192)] * 4
+
+
+@on_pretended_device
+def test_a_copy_to_the_host_begins_when_its_value_is_there() -> None:
+    from typing import Any
+
+    from carpool.config import EngineSettings
+    from carpool.engine.model.device import Device
+    from support.pretended import device as pretended
+    from support.pretended.order import Stream
+
+    done: list[str] = []
+    plain_copy: Any = pretended._note_copy
+    plain_wait: Any = Stream.synchronize
+
+    def note(into: Any, source: Any, non_blocking: bool) -> None:
+        done.append("copied")
+        plain_copy(into, source, non_blocking)
+
+    def wait(stream: Any) -> None:
+        done.append("waited")
+        plain_wait(stream)
+
+    device = Device(EngineSettings(device="pretended"))
+    picture = torch.rand(1, 3, 8, 8).to("pretended")
+    mark = device.mark()
+    pretended._note_copy, Stream.synchronize = note, wait  # type: ignore[assignment, method-assign]
+    try:
+        device.to_host(picture, mark=mark)
+    finally:
+        pretended._note_copy, Stream.synchronize = plain_copy, plain_wait  # type: ignore[method-assign]
+
+    assert done[:2] == ["waited", "copied"]

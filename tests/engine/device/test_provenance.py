@@ -68,3 +68,38 @@ def test_only_the_code_of_a_request_sees_a_torch_cat_that_remembers() -> None:
     assert torch.cat is plain
     assert len(seen) == 2
     assert plain not in seen
+
+
+@on_pretended_device
+def test_the_source_of_a_copy_is_kept_outside_of_pinned_memory() -> None:
+    import weakref
+    from types import SimpleNamespace
+    from typing import Any
+
+    import torch
+
+    from carpool.engine import pinned_copies, provenance
+    from carpool.engine.fiber import Fiber, Returned
+
+    context: Any = SimpleNamespace(enter=pinned_copies.watch, leave=pinned_copies.ignore)
+    values, pinned = torch.arange(4.0), []
+    plain: Any = pinned_copies._pinned
+
+    def note(value: Any) -> Any:
+        staged = plain(value)
+        pinned.append(weakref.ref(staged))
+        return staged
+
+    pinned_copies._pinned = note
+    pinned_copies.TO.add()
+    try:
+        came = Fiber(lambda: values.to("pretended"), context).start()
+    finally:
+        pinned_copies.TO.drop()
+        pinned_copies._pinned = plain
+
+    assert isinstance(came, Returned)
+    source = provenance.source_of(came.value)
+    assert source is not None
+    assert torch.equal(source, values)
+    assert [memory() for memory in pinned] == [None]

@@ -55,7 +55,6 @@ class Device:
         self.dtype: torch.dtype = self.dtypes[DEFAULT]
         self._threads = settings.threads
         self._ahead: deque[torch.Event] = deque()
-        self._copies: torch.Stream | None = None
         self.is_lost = False
         self.at_loss: Callable[[], None] = lambda: None  # a worker process exits there
 
@@ -74,6 +73,10 @@ class Device:
                 "prepared", self.torch, why,
             )  # fmt: skip
         return not why
+
+    @functools.cached_property
+    def _copies(self) -> torch.Stream | None:
+        return stream_of(self.torch)
 
     @property
     def name(self) -> str:
@@ -105,8 +108,7 @@ class Device:
         is at most one forward late. On a CPU forwards end before they return, and a device without
         events is synchronized.
         """
-        event = self.mark()
-        if event is None:
+        if (event := self.mark()) is None:
             self.synchronize()
             return
         self._ahead.append(event)
@@ -135,10 +137,8 @@ class Device:
         Raises:
             DeviceLost: the device is unusable. `at_loss` is called before.
         """
-        is_suspect = isinstance(error, RuntimeError) and not isinstance(
-            error, torch.OutOfMemoryError
-        )
-        if not self.is_accelerator or not is_suspect:
+        is_short = isinstance(error, torch.OutOfMemoryError)
+        if not self.is_accelerator or is_short or not isinstance(error, RuntimeError):
             return
         if not self.is_lost:
             try:
@@ -174,17 +174,12 @@ class Device:
         Args:
             convert: runs on the device before the copy: bytes take a quarter of the size of floats.
         """
-        if not self.is_accelerator or value.device.type == "cpu" or mark is None:
-            return convert(value).cpu()
-        if self._copies is None:
-            self._copies = stream_of(self.torch)
-        if self._copies is None:
+        if value.device.type == "cpu" or mark is None or self._copies is None:
             return convert(value).cpu()
         self._copies.wait_event(mark)
         with self._copies:
             converted = convert(value)
-            if (is_ready := self.mark()) is not None:
-                is_ready.synchronize()  # a copy to pageable memory blocks all launches until then
+            self._copies.synchronize()  # a copy to pageable memory would block launches meanwhile
             return converted.cpu()
 
     # Memory: of this process, in bytes
