@@ -5,8 +5,8 @@ import torch
 
 from carpool.engine.adapters.names import readable
 
-PATHS = ["blocks.0.attn1.to_q", "transformer_blocks.0.attn.to_q", "mid_block.attentions.0.proj_in"]
-QWEN, CLIP = "transformer_blocks.0.attn.to_q", "text_model.encoder.layers.0.mlp.fc1"
+PATHS = [QWEN := "transformer_blocks.0.attn.to_q", "blocks.0.attn1.to_q"]
+CLIP = "text_model.encoder.layers.0.mlp.fc1"
 UP = f"transformer.{QWEN}.lora_B.weight"
 
 
@@ -14,22 +14,22 @@ UP = f"transformer.{QWEN}.lora_B.weight"
     ("component", "name", "expected"),
     [
         ("transformer", f"{QWEN}.lora_up.weight", UP),
-        ("transformer", f"{QWEN}.lora_B.default.weight", UP),
         ("transformer", f"diffusion_model.{QWEN}.lora_up.weight", UP),
         ("transformer", f"lora_transformer_{QWEN.replace('.', '_')}.lora_up.weight", UP),
         ("transformer", f"base_model.model.{QWEN}.lora_m", f"transformer.{QWEN}.lora_m"),
         ("transformer", "blocks.0.self_attn.q.lora_A.default.weight",
          "diffusion_model.blocks.0.self_attn.q.lora_A.weight"),
-        ("transformer", "double_blocks.0.img_mod.lora_A.weight",
-         "double_blocks.0.img_mod.lora_A.weight"),
+        ("flux", "diffusion_model.double_blocks.0.img_attn.qkv.lora_B.weight",
+         "lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight"),
         ("unet", "diffusion_model.middle_block.1.proj_in.lora_A.weight",
          "lora_unet_middle_block_1_proj_in.lora_down.weight"),
         ("unet", f"text_encoders.clip_g.transformer.{CLIP}.alpha",
          f"lora_te2_{CLIP.replace('.', '_')}.alpha"),
     ],
 )  # fmt: skip
-def test_a_name_becomes_one_that_the_loader_reads(component: str, name: str, expected: str) -> None:
-    assert list(readable({name: torch.ones(4, 2)}, component, PATHS)) == [expected]
+def test_a_name_becomes_one_that_is_read(component: str, name: str, expected: str) -> None:
+    paths = PATHS + ["single_transformer_blocks.0.proj_mlp"] * (component == "flux")
+    assert list(readable({name: torch.ones(4, 2)}, component, paths)) == [expected]
 
 
 def test_an_alpha_becomes_part_of_the_pair() -> None:

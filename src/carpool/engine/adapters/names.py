@@ -16,9 +16,11 @@ _PREFIX = re.compile(
 _WAN = re.compile(
     rf"^(?:{_PEFT}|model\.diffusion_model\.|transformer\.)(?=blocks\.\d+\.(?:\w+_attn|ffn)\.)"
 )
-_COMFYUI = re.compile(  # paths of Stable Diffusion's original code, and of its text encoders
-    r"^(?:model\.)?(?:diffusion_model|text_encoders\.clip_(l|g)\.transformer)\.(.+)\.(lora_\w+|alpha)"
+_COMFYUI = re.compile(  # original paths of Stable Diffusion, its text encoders, and FLUX.1
+    rf"^{_PEFT}(?:model\.)?(?:diffusion_model\.|text_encoders\.clip_(l|g)\.transformer\."
+    r"|(?:transformer\.)?(?=(?:double|single)_blocks\.))(.+)\.(lora_\w+|alpha)"
 )
+_FLUX = "single_transformer_blocks.0.proj_mlp"  # its loader reads kohya's names, too
 _KOHYA = {None: "unet", "l": "te1", "g": "te2", "lora_A": "lora_down", "lora_B": "lora_up"}
 _LAYER = re.compile(
     r"(.+?)[._](?:lora_\w+|lora(?:_linear_layer)?\.\w+|lokr_\w+|hada_\w+|oft_\w+|ia3_\w+"
@@ -55,7 +57,8 @@ def readable(
         layer = layer_of(name)
         path, kind = _PREFIX.sub("", layer), name.removeprefix(layer)
         if flat.get(path, path) not in paths:
-            return {_original(name, component): tensor for name, tensor in tensors.items()}
+            has_kohya = component == "unet" or _FLUX in paths
+            return {_original(name, has_kohya): tensor for name, tensor in tensors.items()}
         kind, alpha = _KINDS.get(kind, kind), tensors.get(f"{layer}.alpha")
         if kind == ".lora_B.weight" and alpha is not None:  # part of the matrix from here on
             tensor = tensor.float() * (alpha.item() / tensor.shape[1])
@@ -64,9 +67,9 @@ def readable(
     return pairs
 
 
-def _original(name: str, component: str) -> str:
+def _original(name: str, has_kohya: bool) -> str:
     """A tensor's name by a model's original code, with the prefix that the loader reads."""
-    if component != "unet":
+    if not has_kohya:
         return _WAN.sub("diffusion_model.", name)
     if (match := _COMFYUI.match(name)) is None:
         return name

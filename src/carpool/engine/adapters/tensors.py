@@ -89,11 +89,7 @@ class AdapterTensors:
         return AdapterTensors(own(self.tensors), self.header, config or None, is_as_in_file=False)
 
     def with_component(self, component: str, paths: Collection[str]) -> "AdapterTensors":
-        """Change the names to those that the loader of a denoiser reads.
-
-        Args:
-            paths: paths of the denoiser's layers.
-        """
+        """Change the names to those that a denoiser's loader reads; `paths` are its layers'."""
         tensors = readable(self.tensors, component, paths)
         if tensors.keys() == self.tensors.keys():
             return self
