@@ -14,7 +14,7 @@ from PIL import Image
 from carpool.engine.model.output_types import only_converts, output_types
 from carpool.errors import SizeRejected
 from support import isolation
-from support.engine_driver import driving, fresh, gap, plain
+from support.engine_driver import called, driving, fresh, gap, plain
 from support.isolation import build
 from support.tiny import ARGUMENTS
 
@@ -36,12 +36,6 @@ def served(pipe: DiffusionPipeline, *requests: dict[str, Any]) -> list[dict[str,
     return [one.outcome.fields for one in heard]
 
 
-def judged(pipe: DiffusionPipeline, seed: int, arguments: dict[str, Any]) -> Any:
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        return pipe(**arguments, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize("output_type", [None, "pil", "np", "pt"])
 def test_outputs_have_the_type_and_shape_of_the_plain_pipeline(output_type: str | None) -> None:
     """Wan's own default is "np"."""
@@ -49,7 +43,7 @@ def test_outputs_have_the_type_and_shape_of_the_plain_pipeline(output_type: str 
     arguments = given("wan21_t2v", **said)
 
     [fields] = served(fresh("wan21_t2v"), arguments)
-    expected = judged(plain("wan21_t2v"), 0, arguments).frames
+    expected = called(plain("wan21_t2v"), 0, **arguments).frames
 
     assert type(fields["frames"]) is type(expected)
     if output_type == "pil":
@@ -73,7 +67,7 @@ def test_pictures_are_checked_and_marked_as_the_class_does_it(output_type: str) 
     assert not only_converts(pipe)
 
     [fields] = served(pipe, arguments)
-    expected = judged(judge, 0, arguments)
+    expected = called(judge, 0, **arguments)
 
     ours, theirs = (np.asarray(one[0]) for one in (fields["images"], expected.images))
     assert np.array_equal(ours, theirs)
@@ -133,7 +127,7 @@ def test_a_size_that_diffusers_rounds_down_is_drawn_smaller_and_its_client_is_to
 
     assert widest == 2  # both draw the same size
     for seed, (recorder, arguments) in enumerate(zip(heard, (odd, even), strict=True)):
-        expected = judged(plain("flux"), seed, arguments).images
+        expected = called(plain("flux"), seed, **arguments).images
         assert gap(recorder.outcome.fields["images"], expected) < 2e-5
     drawn = f"{sides[0]}x{sides[1]}, multiples of {multiple}"
     told = f"size {odd['width']}x{odd['height']} was rounded down to {drawn}"
@@ -160,7 +154,7 @@ def test_none_is_not_the_same_as_leaving_it_out() -> None:
     fields = served(fresh("sana"), with_none, without)
 
     for seed, arguments in enumerate((with_none, without)):
-        expected = judged(plain("sana"), seed, arguments).images
+        expected = called(plain("sana"), seed, **arguments).images
         assert gap(fields[seed]["images"], expected) < 2e-5
 
 
@@ -169,7 +163,7 @@ def test_sigmas_may_be_an_array_as_flux_users_write_them() -> None:
 
     [fields] = served(fresh("flux"), {**arguments, "guidance_scale": np.float32(3.5)})
 
-    assert gap(fields["images"], judged(plain("flux"), 0, arguments).images) < 2e-5
+    assert gap(fields["images"], called(plain("flux"), 0, **arguments).images) < 2e-5
 
 
 def two_controls(scales: Any) -> dict[str, Any]:
@@ -187,7 +181,7 @@ def test_several_controlnets_take_lists_of_pictures_and_scales() -> None:
     fields = served(build(isolation.two_controls), *requests)
 
     for seed, arguments in enumerate(requests):
-        expected = judged(build(isolation.two_controls), seed, arguments).images
+        expected = called(build(isolation.two_controls), seed, **arguments).images
         assert gap(fields[seed]["images"], expected) < 2e-5
 
 
@@ -230,4 +224,4 @@ def test_modules_in_unusual_dress_give_what_they_give_alone(name: str) -> None:
     fields = served(pipe, *requests)
 
     for seed, arguments in enumerate(requests):
-        assert gap(fields[seed]["images"], judged(judge, seed, arguments).images) < 5e-5
+        assert gap(fields[seed]["images"], called(judge, seed, **arguments).images) < 5e-5

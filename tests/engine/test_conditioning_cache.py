@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from carpool.engine import serialization
 from carpool.engine.digests import Digests
 from carpool.types import Request
-from support.engine_driver import CLOSE, Drive, Recorder, driving, fresh, gap, served, solo
+from support.engine_driver import CLOSE, Drive, Recorder, called, driving, fresh, gap, served, solo
 from support.lora_files import weights, write
 from support.tiny import ARGUMENTS
 
@@ -312,9 +312,7 @@ def test_a_module_that_changes_between_requests_drops_all_answers(
 
 def plain(pipe: Any, **parameters: Any) -> Tensor:
     """The picture of plain diffusers for "a cat"."""
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(0)
-        image: Tensor = pipe("a cat", generator=generator, **ARGUMENTS["flux"], **parameters).images
+    image: Tensor = called(pipe, 0, "a cat", **ARGUMENTS["flux"], **parameters).images
     return image
 
 

@@ -13,7 +13,7 @@ from diffusers import DiffusionPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
 import carpool
-from support.engine_driver import Drive, driving, fresh
+from support.engine_driver import Drive, called, driving, for_inference, fresh
 from support.isolation import differences, state_of
 
 STEPS = (3, 5, 4, 6)
@@ -97,17 +97,8 @@ KEEPING: list[Make] = [counter_of_class, forward_with_state, hook_with_memory]
 def expected(make: Make, seed: int, steps: int) -> Tensor:
     """What plain diffusers gives with a fresh pipeline."""
     pipe, more = make()
-    pipe.set_progress_bar_config(disable=True)
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for module in pipe.components.values():
-            if isinstance(module, nn.Module):
-                module.requires_grad_(False)
-        output = pipe("a cat", **COMMON, **more, num_inference_steps=steps, generator=generator)
-    images: Tensor = output.images
+    more = {**COMMON, **more, "num_inference_steps": steps}
+    images: Tensor = called(for_inference(pipe), seed, "a cat", **more).images
     return images
 
 

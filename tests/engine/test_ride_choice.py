@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 
-from support.engine_driver import CLOSE, Drive, Recorder, driving, fresh
+from support.engine_driver import CLOSE, Drive, Recorder, called, driving, for_inference, fresh
 from support.tiny import ARGUMENTS
 
 COMMON: dict[str, Any] = {
@@ -36,13 +36,8 @@ def plain(drive: Drive, seed: int) -> Recorder:
 
 
 def expected(seed: int, **more: Any) -> Tensor:
-    pipe = fresh("flux")
-    pipe.set_progress_bar_config(disable=True)
-    for module in (pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2):
-        module.requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
-    images: Tensor = pipe("a cat", generator=generator, **COMMON, **more).images[0]
-    return images
+    image: Tensor = called(for_inference(fresh("flux")), seed, "a cat", **COMMON, **more).images[0]
+    return image
 
 
 def gap(recorder: Recorder, image: Tensor) -> float:

@@ -13,7 +13,16 @@ from carpool.engine.observe.timeline import Timeline
 from carpool.engine.specs import SPECS, STACK, Spec
 from carpool.engine.step_cache import StepCache
 from carpool.errors import InvalidValue
-from support.engine_driver import CLOSE, Recorder, driving, fresh, gap, served
+from support.engine_driver import (
+    CLOSE,
+    Recorder,
+    called,
+    driving,
+    for_inference,
+    fresh,
+    gap,
+    served,
+)
 from support.tiny import ARGUMENTS
 
 PROMPTS = ("a photo of a cat", "a dog", "the moon over a lake in the rain")
@@ -116,8 +125,7 @@ def test_inputs_of_another_shape_run(target: Any) -> None:
 
 def judged(family: str, threshold: float, arguments: dict[str, Any]) -> tuple[Tensor, int]:
     """Plain diffusers whose denoiser asks a cache of its own; the picture, and steps skipped."""
-    pipe: DiffusionPipeline = fresh(family)
-    pipe.set_progress_bar_config(disable=True)
+    pipe: DiffusionPipeline = for_inference(fresh(family))
     denoiser = getattr(pipe, "transformer", None) or pipe.unet
     [target] = [one for one in Interception(pipe.components).targets if one.module is denoiser]
     cache, plain = of_threshold(threshold), denoiser.forward
@@ -133,13 +141,7 @@ def judged(family: str, threshold: float, arguments: dict[str, Any]) -> tuple[Te
         return answer
 
     denoiser.forward = forward
-    for module in pipe.components.values():
-        if isinstance(module, nn.Module):
-            module.requires_grad_(False)
-    generator = torch.Generator("cpu").manual_seed(arguments["seed"])
-    said = {name: value for name, value in arguments.items() if name != "seed"}
-    made = pipe(**said, generator=generator).images
-    return made, cache.timeline.skipped_steps
+    return called(pipe, **arguments).images, cache.timeline.skipped_steps
 
 
 @pytest.mark.parametrize("family", ["flux", "qwen_image", "sdxl"])

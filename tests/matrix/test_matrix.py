@@ -13,7 +13,7 @@ from diffusers import DiffusionPipeline
 
 from carpool.errors import Cancelled, PipelineFailed
 from carpool.models.grid import PROOF
-from support.engine_driver import Drive, driving, fresh, gap, mean
+from support.engine_driver import Drive, driving, for_inference, fresh, gap, mean
 from support.matrix import CASES
 from support.matrix.case import Case
 from support.tiny import ARGUMENTS
@@ -48,12 +48,7 @@ def alone(case: Case) -> list[dict[str, torch.Tensor]]:
 
 def pipeline_of(case: Case) -> DiffusionPipeline:
     pipe = case.build() if case.build else fresh(case.family)
-    pipe = case.adapt(pipe) if case.adapt else pipe
-    pipe.set_progress_bar_config(disable=True)
-    for module in pipe.components.values():
-        if isinstance(module, torch.nn.Module):
-            module.eval().requires_grad_(False)
-    return pipe
+    return for_inference(case.adapt(pipe) if case.adapt else pipe)
 
 
 def requests_of(case: Case) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from support import torchvision_cpu
-from support.engine_driver import driving, gap
+from support.engine_driver import called, driving, for_inference, gap
 from support.isolation import build, differences, state_of
 from support.newcomers import NEWCOMERS, asked
 from support.tiny import newest
@@ -33,11 +33,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 
 
 def plain(pipe: DiffusionPipeline, seed: int, arguments: dict[str, Any]) -> torch.Tensor:
-    torch.manual_seed(seed)
-    for module in pipe.components.values():
-        if isinstance(module, torch.nn.Module):
-            module.requires_grad_(False)
-    output = pipe(**arguments, generator=torch.Generator().manual_seed(seed))
+    output = called(for_inference(pipe), seed, **arguments)
     return torch.as_tensor(next(iter(output.values())))
 
 

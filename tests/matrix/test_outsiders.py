@@ -6,11 +6,10 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from torch import nn
 from transformers import Gemma2Model
 
 from carpool.engine.specs.infer import reads_caches
-from support.engine_driver import Drive, driving, fresh, gap
+from support.engine_driver import Drive, called, driving, for_inference, fresh, gap
 from support.matrix.case import IMAGE, VIDEO
 from support.pictures import picture, png
 from support.tiny import ARGUMENTS
@@ -70,22 +69,9 @@ def requests_of(family: str) -> list[dict[str, Any]]:
     return [{**ARGUMENTS[family], **one} for one in requests]
 
 
-def plain(family: str) -> diffusers.DiffusionPipeline:
-    pipe = fresh(family)
-    pipe.set_progress_bar_config(disable=True)
-    for module in pipe.components.values():
-        if isinstance(module, nn.Module):
-            module.eval().requires_grad_(False)
-    return pipe
-
-
 def alone(pipe: diffusers.DiffusionPipeline, arguments: Mapping[str, Any]) -> torch.Tensor:
-    given = dict(arguments)
-    generator = torch.Generator().manual_seed(given.pop("seed"))
-    if given["prompt"] is None:
-        del given["prompt"]
-    output = pipe(**given, generator=generator)
-    return whole(output)
+    given = {name: value for name, value in arguments.items() if (name, value) != ("prompt", None)}
+    return whole(called(pipe, **given))
 
 
 def whole(output: Mapping[str, Any]) -> torch.Tensor:
@@ -117,7 +103,7 @@ def fuses(drive: Drive, component: str) -> dict[str, str]:
 )
 def test_a_denoiser_without_a_table_fuses_once_it_has_proven_itself(family: str) -> None:
     component, tolerance, _ = FUSE[family]
-    pipe = plain(family)
+    pipe = for_inference(fresh(family))
     expected = [alone(pipe, one) for one in requests_of(family)]
 
     with driving(fresh(family)) as drive:
@@ -160,7 +146,7 @@ class Untabled(diffusers.Lumina2Transformer2DModel):  # type: ignore[misc]
 
 @pytest.mark.slow
 def test_a_denoiser_that_decides_by_the_values_of_its_rows_runs_alone() -> None:
-    expected = [alone(plain("lumina2"), one) for one in requests_of("lumina2")]
+    expected = [alone(for_inference(fresh("lumina2")), one) for one in requests_of("lumina2")]
     pipe = fresh("lumina2")
     pipe.transformer.__class__ = Untabled
 
@@ -189,7 +175,7 @@ def test_a_denoiser_that_reads_a_mask_fuses_by_its_table_whatever_the_lengths_of
 ) -> None:
     words = ("a cat", "a very small red dog by the sea", "a dog", "a cat", "two", "a dog")
     requests = [{**one, "prompt": words[i]} for i, one in enumerate(requests_of(family))]
-    pipe = plain(family)
+    pipe = for_inference(fresh(family))
     expected = [alone(pipe, one) for one in requests]
 
     with driving(fresh(family), numerics=numerics) as drive:
@@ -218,7 +204,7 @@ class Reader(Gemma2Model):  # type: ignore[misc]
 
 
 def test_a_language_model_fuses_where_its_pipeline_reads_no_cache_of_it() -> None:
-    pipe = plain("lumina2")
+    pipe = for_inference(fresh("lumina2"))
     expected = [alone(pipe, one) for one in requests_of("lumina2")]
     reader = Reader(pipe.text_encoder.config)
     reader.load_state_dict(pipe.text_encoder.state_dict())

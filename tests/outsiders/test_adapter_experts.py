@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import carpool
 from carpool.errors import InvalidValue, LoraRejected
@@ -16,7 +16,7 @@ from carpool.request.lora import check_lora
 from carpool.worker import protocol
 from support.app import CARD, Grey, open_app
 from support.endpoints import ENDPOINT
-from support.engine_driver import CLOSE, driving, fresh, gap
+from support.engine_driver import CLOSE, called, driving, for_inference, fresh, gap
 from support.lora_files import adapter, comfy, weights, write
 from support.prepared import drawn
 from support.tiny import ARGUMENTS, checkpoint
@@ -34,7 +34,6 @@ def state(seed: int) -> dict[str, Tensor]:
 def by_diffusers(adapters: Sequence[tuple[dict[str, Tensor], float, bool]]) -> Tensor:
     """What plain diffusers draws with adapters: weights, scale, whether for `transformer_2`."""
     pipe: Any = fresh(FAMILY)
-    pipe.set_progress_bar_config(disable=True)
     names: dict[bool, dict[str, float]] = {False: {}, True: {}}
     for i, (tensors, scale, is_second) in enumerate(adapters):
         more = {"load_into_transformer_2": True} if is_second else {}
@@ -43,11 +42,7 @@ def by_diffusers(adapters: Sequence[tuple[dict[str, Tensor], float, bool]]) -> T
     for model, own in zip((pipe.transformer, pipe.transformer_2), names.values(), strict=True):
         if own:
             model.set_adapters(list(own), list(own.values()))
-    for module in pipe.components.values():
-        if isinstance(module, nn.Module):
-            module.requires_grad_(False)
-    dice = torch.Generator().manual_seed(0)
-    return drawn(vars(pipe("a cat", **MORE, generator=dice)))
+    return drawn(vars(called(for_inference(pipe), 0, "a cat", **MORE)))
 
 
 STANDARD = "pytorch_lora_weights.safetensors"

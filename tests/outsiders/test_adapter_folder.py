@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from carpool.engine.adapters import parts
 from carpool.errors import InvalidValue
-from support.engine_driver import CLOSE, driving, fresh, gap
+from support.engine_driver import CLOSE, driving, for_inference, fresh, gap
 from support.lora_files import dora, weights, write
 from support.pictures import ALIKE, picture
 from support.pictures import gap as picture_gap
@@ -155,13 +155,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
 def judge(files: Mapping[str, Path]) -> Any:
     """Plain diffusers with these adapters, by number: PEFT takes no dots in names."""
     pipe: Any = fresh("flux")
-    pipe.set_progress_bar_config(disable=True)
     for number, path in enumerate(files.values()):
         pipe.load_lora_weights(load_file(path), adapter_name=f"a{number}")
-    for module in pipe.components.values():
-        if isinstance(module, nn.Module):
-            module.requires_grad_(False)
-    return pipe
+    return for_inference(pipe)
 
 
 def test_every_good_file_is_drawn_and_every_odd_one_refused(filled: Shelf) -> None:

@@ -1,8 +1,5 @@
 """`carpool.load(workers=2)`: the Python API before worker processes."""
 
-import os
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +8,7 @@ import pytest
 
 import carpool
 from carpool import errors
-from support.server_process import MODEL, is_worker
+from support.server_process import MODEL
 
 SMALL: dict[str, Any] = {
     "width": 64, "height": 64, "max_sequence_length": 48, "num_inference_steps": 3,
@@ -22,24 +19,6 @@ SMALL: dict[str, Any] = {
 def engine() -> Iterator[carpool.Engine]:
     with carpool.load(MODEL, workers=2, device="cpu") as one:
         yield one
-
-
-def children() -> list[int]:
-    """The worker processes of this test: their parent is a fork server, whose parent it is."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        pid = int(entry.name)
-        if is_worker(pid) and parent(parent(pid)) == os.getpid():
-            found.append(pid)
-    return sorted(found)
-
-
-def parent(pid: int) -> int:
-    """The parent of a process; 0 if it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def test_requests_give_what_an_engine_in_this_process_gives(engine: carpool.Engine) -> None:
@@ -70,18 +49,6 @@ def test_a_request_can_be_followed_cancelled_and_explained(engine: carpool.Engin
     long.cancel()
     with pytest.raises(errors.Cancelled):
         long.result(30)
-
-
-def test_what_a_killed_worker_ran_is_run_by_the_other_one(engine: carpool.Engine) -> None:
-    handles = [
-        engine.submit("a red circle", seed=seed, **{**SMALL, "num_inference_steps": 60})
-        for seed in range(4)
-    ]
-    while not engine.statistics()["running"]:
-        time.sleep(0.01)
-    os.kill(children()[0], signal.SIGKILL)
-
-    assert all(handle.result(90).images for handle in handles)
 
 
 def test_jobs_become_files(engine: carpool.Engine) -> None:

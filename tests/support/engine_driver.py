@@ -6,12 +6,14 @@ diffusers, a pipeline of its own, nothing of Carpool.
 """
 
 import copy
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from torch import nn
@@ -192,12 +194,27 @@ def driving(
 @cache
 def plain(family: str) -> DiffusionPipeline:
     """A family's pipeline that Carpool never touches."""
-    pipe = fresh(family)
+    return for_inference(fresh(family))
+
+
+def for_inference(pipe: Any) -> Any:
+    """Make a pipeline as an engine has it: quiet, in eval mode, and with weights without gradients,
+    for which torch takes other kernels (4e-7 apart).
+    """
     pipe.set_progress_bar_config(disable=True)
     for module in pipe.components.values():
         if isinstance(module, nn.Module):
-            module.requires_grad_(False)  # or torch takes other kernels: 4e-7 apart
+            module.eval().requires_grad_(False)
     return pipe
+
+
+def called(pipe: Any, seed: int, *args: Any, **arguments: Any) -> Any:
+    """The output of plain diffusers for a request, every random generator seeded."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    with torch.no_grad():
+        return pipe(*args, **arguments, generator=torch.Generator().manual_seed(seed))
 
 
 @cache
@@ -220,7 +237,7 @@ def _loaded(family: str) -> DiffusionPipeline:
 def solo(family: str, prompt: str, *, seed: int = 0, **parameters: Any) -> torch.Tensor:
     """The image that plain diffusers gives for a request, (1, 3, H, W), values 0-1."""
     arguments = {**ARGUMENTS[family], "prompt": prompt, **parameters}
-    image = plain(family)(**arguments, generator=torch.Generator().manual_seed(seed)).images
+    image = called(plain(family), seed, **arguments).images
     assert isinstance(image, torch.Tensor)
     return image
 

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from support.engine_driver import Drive, fresh
+from support.engine_driver import Drive, called, for_inference, fresh
 from support.prepared import drawn
 from support.tiny import ARGUMENTS
 
@@ -15,12 +14,7 @@ SCALE = -0.7  # unless it is said
 
 def pictures(pipe: Any, family: str) -> Tensor:
     """What plain diffusers draws."""
-    for module in pipe.components.values():
-        if isinstance(module, nn.Module):
-            module.requires_grad_(False)
-    pipe.set_progress_bar_config(disable=True)
-    dice = torch.Generator().manual_seed(0)
-    return drawn(vars(pipe(prompt="a cat", **ARGUMENTS[family], generator=dice)))
+    return drawn(vars(called(for_inference(pipe), 0, prompt="a cat", **ARGUMENTS[family])))
 
 
 def by_diffusers(file: Path, family: str, scale: float = SCALE) -> Tensor:

@@ -10,8 +10,8 @@ import diffusers
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
 
+from support.engine_driver import called, for_inference
 from support.isolation import build
 from support.matrix.qwen import shrunk
 from support.tiny import ARGUMENTS, newest, tiny_pipeline
@@ -143,13 +143,9 @@ def asked(
 
 def plain(pipe: diffusers.ModularPipeline, *, seed: int, **given: Any) -> torch.Tensor:
     """What diffusers gives for a request: pictures or videos, as tensors."""
-    for component in pipe.components.values():
-        if isinstance(component, nn.Module):
-            component.requires_grad_(False)
-    torch.manual_seed(seed)
     names = set(pipe.blocks.output_names)
     name = next(one for one in ("images", "videos", "audios") if one in names)
-    made = pipe(**given, generator=torch.Generator().manual_seed(seed), output=name)
+    made = called(for_inference(pipe), seed, **given, output=name)
     return torch.as_tensor(made[0] if isinstance(made, list) else made)  # a list: its layers
 
 

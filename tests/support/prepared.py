@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from torch import Tensor, nn
 
+from support.engine_driver import called
 from support.matrix import CASES
 from support.tiny import ARGUMENTS
 
@@ -26,10 +27,8 @@ def drawn(fields: Mapping[str, Any]) -> torch.Tensor:
 
 def alone(pipe: Any, arguments: Mapping[str, Any]) -> torch.Tensor:
     """What plain diffusers gives, called on the prepared pipeline outside of the engine."""
-    given = dict(arguments)
-    dice = torch.Generator().manual_seed(given.pop("seed"))
     pipe.set_progress_bar_config(disable=True)
-    return drawn(pipe(**given, generator=dice))
+    return drawn(called(pipe, **arguments))
 
 
 def own_weights(module: nn.Module) -> dict[str, Tensor]:

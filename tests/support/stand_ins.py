@@ -15,7 +15,7 @@ from diffusers.pipelines.kolors import ChatGLMTokenizer
 from transformers import image_processing_base, processing_utils
 from transformers.feature_extraction_utils import FeatureExtractionMixin
 
-from support.tiny import parts
+from support.tiny import parts, recipes
 from support.tiny.builders import qwen_vl
 
 
@@ -79,7 +79,7 @@ _MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 _WIDE_GEMMA = {
-    name: {**parts.RECIPES["gemma3"][1][name], "hidden_size": 32}
+    name: {**recipes.PARTS["gemma3"][1][name], "hidden_size": 32}
     for name in ("text_config", "vision_config")
 }
 _DRAWN: dict[str, Callable[[], Any]] = {  # by class

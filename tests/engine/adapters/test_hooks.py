@@ -26,7 +26,7 @@ from carpool.engine.fuse import Fuser
 from carpool.engine.observe.timeline import Forward
 from carpool.engine.specs import SPECS, STACK, Spec
 from carpool.request.lora import AdapterScales
-from support.engine_driver import CLOSE, Recorder, driving, fresh, gap, served
+from support.engine_driver import CLOSE, Recorder, driving, for_inference, fresh, gap, served
 from support.fake_models import call_on
 from support.lora_files import adapter, dora, kohya, weights, write
 from support.tiny import ARGUMENTS, checkpoint
@@ -56,12 +56,9 @@ class Judge:
 
     def __init__(self, family: str, files: Mapping[str, Path]) -> None:
         self.family, self.pipe = family, fresh(family)
-        self.pipe.set_progress_bar_config(disable=True)
         for name, file in files.items():
             self.pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name)
-        for module in self.pipe.components.values():
-            if isinstance(module, nn.Module):
-                module.requires_grad_(False)
+        for_inference(self.pipe)
 
     def draw(self, lora: Sequence[Mapping[str, Any]] | None, seed: int, steps: int) -> Tensor:
         if lora:

@@ -14,7 +14,7 @@ from carpool.config import EngineSettings
 from carpool.engine.group.load import load
 from carpool.engine.model.rewriter import instructed
 from carpool.errors import Cancelled
-from support.engine_driver import CLOSE, driving, gap
+from support.engine_driver import CLOSE, driving, for_inference, gap
 from support.newcomers import NEWCOMERS
 from support.tiny import ARGUMENTS, tiny_pipeline
 from support.tiny.builders import gemma_processor
@@ -195,10 +195,7 @@ def test_pictures_of_written_prompts_are_those_drawn_alone(made: Callable[[], An
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
             pipe = made()
-        for module in pipe.components.values():
-            if isinstance(module, torch.nn.Module):
-                module.eval().requires_grad_(False)
-        return pipe
+        return for_inference(pipe)
 
     own, component = MADE[made]
     steps = {} if made is improving_between_frames else {"num_inference_steps": 2}

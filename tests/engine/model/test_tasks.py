@@ -16,7 +16,7 @@ from carpool.engine.model.view import PipelineOutput, finish
 from carpool.errors import Rejected, SizeRejected
 from carpool.request.parameters import check
 from carpool.types import Request
-from support.engine_driver import CLOSE, driving, gap, plain, solo
+from support.engine_driver import CLOSE, called, driving, gap, plain, solo
 from support.tiny import ARGUMENTS
 
 RNG = np.random.default_rng(0)
@@ -54,8 +54,7 @@ def test_steps_are_counted_with_a_scheduler_that_has_no_order() -> None:
 def alone(pipeline: Any, seed: int, **arguments: Any) -> torch.Tensor:
     pipe = pipeline(**plain("flux").components)
     pipe.set_progress_bar_config(disable=True)
-    given = {**ARGUMENTS["flux"], **arguments}
-    image = pipe(**given, generator=torch.Generator().manual_seed(seed)).images
+    image = called(pipe, seed, **{**ARGUMENTS["flux"], **arguments}).images
     assert isinstance(image, torch.Tensor)
     return image
 

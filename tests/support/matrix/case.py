@@ -9,8 +9,10 @@ import pytest
 from diffusers import DiffusionPipeline
 
 from support import torchvision_cpu
+from support.tiny.recipes import recipes_of
 
 IMAGE, VIDEO = 2e-5, 1e-4  # the most that riding together may change a value 0-1, float32
+READERS = {"qwen_processor", "glm_processor"}  # of pictures, which need torchvision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +34,19 @@ class Case:
     matters: tuple[str, ...] = ("prompt", "seed")  # arguments that must show in the output
     fuses: Mapping[str, float]  # "component.method": the least mean of requests per forward
     alone: tuple[str, ...] = ()  # "component.method": runs, and never fuses
-    tolerance: float = IMAGE
     adapt: Callable[[DiffusionPipeline], DiffusionPipeline] | None = None
     """Another pipeline over the checkpoint's components: image-to-image, ControlNet, ..."""
     is_fast: bool = False  # also part of `make test`
-    needs_torchvision: bool = False  # for the checkpoint's processor
     needs_hy3dgen: bool = False  # `make test-mesh` installs it
+
+    @property
+    def tolerance(self) -> float:
+        return VIDEO if "video" in self.task or "mesh" in self.task else IMAGE
+
+    @property
+    def needs_torchvision(self) -> bool:
+        """Whether the checkpoint has a processor of pictures that does."""
+        return self.needs_hy3dgen or bool(READERS & {*map(str, recipes_of(self.family).values())})
 
     def require(self) -> None:
         """Skip the test if a library of this row is missing."""

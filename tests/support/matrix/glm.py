@@ -55,7 +55,6 @@ CASES = [
             "transformer.forward": 2.0,
             "vae.decode": 1.5,
         },
-        needs_torchvision=True,
     ),
     Case(
         name="glm-t2i-planned",
@@ -69,7 +68,6 @@ CASES = [
         ),
         matters=("prompt", "seed", "guidance_scale"),
         fuses={"text_encoder.forward": 2.5, "transformer.forward": 1.8, "vae.decode": 1.5},
-        needs_torchvision=True,
     ),
     Case(
         name="glm-edit",
@@ -88,6 +86,5 @@ CASES = [
             "vae.encode": 2.0,
             "vae.decode": 1.2,
         },
-        needs_torchvision=True,
     ),
 ]

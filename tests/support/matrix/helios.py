@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from support.matrix.case import VIDEO, Case
+from support.matrix.case import Case
 from support.matrix.wan import CAT, LONG, with_images, without_ftfy
 
 _PROMPTS: tuple[dict[str, Any], ...] = (
@@ -43,7 +43,6 @@ CASES = [
         requests=_laid(_PROMPTS, _STEPS),
         matters=MATTERS,
         fuses=FUSES,
-        tolerance=VIDEO,
     ),
     Case(
         name="helios-base-i2v",
@@ -53,7 +52,6 @@ CASES = [
         requests=with_images(*_laid(_PROMPTS, _STEPS)),
         matters=(*MATTERS, "image"),
         fuses={**FUSES, "vae.encode": 1.8},
-        tolerance=VIDEO,
     ),
     Case(
         name="helios-mid-t2v",
@@ -63,7 +61,6 @@ CASES = [
         requests=_laid(_PROMPTS, _STAGES),
         matters=MATTERS,
         fuses={**FUSES, "transformer.forward": 1.7},
-        tolerance=VIDEO,
     ),
     Case(  # guidance is distilled into it
         name="helios-distilled-t2v",
@@ -75,6 +72,5 @@ CASES = [
         ),
         matters=("prompt", "seed"),
         fuses={**FUSES, "transformer.forward": 2.1},  # who comes during a second run waits
-        tolerance=VIDEO,
     ),
 ]

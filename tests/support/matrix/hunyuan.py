@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from support.matrix.case import VIDEO, Case
+from support.matrix.case import Case
 from support.matrix.wan import CAT, LONG, with_images
 
 REQUESTS: tuple[dict[str, Any], ...] = (
@@ -24,7 +24,6 @@ _I2V: dict[str, Any] = {
         "text_encoder.forward": 3.0, "text_encoder_2.forward": 3.0, "vae.encode": 2.5,
         "transformer.forward": 2.3, "vae.decode": 1.6,
     },
-    "tolerance": VIDEO,
 }  # fmt: skip
 CASES = [
     Case(
@@ -39,7 +38,6 @@ CASES = [
             "transformer.forward": 2.3,
             "vae.decode": 1.2,
         },
-        tolerance=VIDEO,
     ),
     Case(name="hunyuan-i2v", family="hunyuan_i2v", matters=(*MATTERS, "image"), **_I2V),
     Case(  # its guidance is not embedded

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from carpool.engine.model.hunyuan3d import Hunyuan3DPipeline, read_shapes
-from support.matrix.case import VIDEO, Case
+from support.matrix.case import Case
 from support.tiny import hunyuan3d
 
 PICTURES = [
@@ -34,7 +34,6 @@ CASES = [
         name=name,
         is_fast=True,
         build=partial(build, size),
-        needs_torchvision=True,
         needs_hy3dgen=True,
         task="image-to-mesh",
         common=COARSE | {"mc_level": level},
@@ -46,7 +45,6 @@ CASES = [
         ),
         matters=("image", "seed", "guidance_scale"),
         fuses={"conditioner.forward": 1.3, "model.forward": 1.8, "vae.forward": 1.0},
-        tolerance=VIDEO,
     )
     for name, size, level in (  # levels that surfaces of drawn weights have
         ("hunyuan3d-2", "hunyuan3d-dit-v2-0", -1.2),

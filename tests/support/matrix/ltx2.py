@@ -2,19 +2,9 @@
 
 from typing import Any
 
-from diffusers import DiffusionPipeline
-
-from support.matrix.case import VIDEO, Case
+from support.matrix.case import Case
+from support.matrix.stable import to
 from support.matrix.wan import CAT, LONG, with_images
-
-
-def image_to_video(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    from diffusers import LTX2ImageToVideoPipeline
-
-    return LTX2ImageToVideoPipeline(
-        **{name: part for name, part in pipe.components.items() if part is not None}
-    )
-
 
 UNGUIDED = {  # one call a step, of one row
     "guidance_scale": 1.0,
@@ -55,17 +45,15 @@ CASES = [
         requests=REQUESTS,
         matters=MATTERS,
         fuses=FUSES,
-        tolerance=VIDEO,
     ),
     Case(
         name="ltx2-i2v",
         family="ltx2",
         task="image-to-video",
-        adapt=image_to_video,
+        adapt=to("LTX2ImageToVideoPipeline"),
         common={"image_crf": 0},  # no re-compression: that takes PyAV
         requests=with_images(*REQUESTS),
         matters=(*MATTERS, "image"),
         fuses={**FUSES, "vae.encode": 1.8},
-        tolerance=VIDEO,
     ),
 ]

@@ -5,10 +5,10 @@ import importlib
 from typing import Any
 
 import numpy as np
-from diffusers import DiffusionPipeline
 from PIL import Image
 
 from support.matrix.case import Case
+from support.matrix.stable import to
 
 CAT, LONG = "a photo of a cat", "an astronaut riding a horse on the moon in the rain"
 _pixels = np.random.RandomState(0).randint(0, 255, (5, 64, 64, 4), np.uint8)
@@ -37,18 +37,6 @@ def _with(name: str, values: list[Any], requests: Any = REQUESTS) -> tuple[dict[
     return tuple(one | {name: value} for one, value in zip(requests, values, strict=False))
 
 
-def img2img(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    from diffusers import QwenImageImg2ImgPipeline
-
-    return QwenImageImg2ImgPipeline(**pipe.components)
-
-
-def inpaint(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    from diffusers import QwenImageInpaintPipeline
-
-    return QwenImageInpaintPipeline(**pipe.components)
-
-
 def shrunk(pipe: Any, place: str = "") -> Any:
     """Have references brought to 64x64 px, not a megapixel, in plain diffusers and in engines."""
     module: Any = importlib.import_module(place or type(pipe).__module__)
@@ -71,7 +59,6 @@ CASES = [
         matters=MATTERS,
         fuses={"transformer.forward": 1.8, "vae.decode": 1.0},
         alone=("text_encoder.forward",),  # the pipeline hooks it around the call
-        needs_torchvision=True,
     ),
     Case(
         name="qwen-image-21-edit",
@@ -82,7 +69,6 @@ CASES = [
         matters=(*MATTERS, "image"),
         fuses={"transformer.forward": 1.8, "vae.encode": 1.0, "vae.decode": 1.0},
         alone=("text_encoder.forward",),  # the pipeline hooks it around the call
-        needs_torchvision=True,
     ),
     Case(
         name="qwen-image-t2i",
@@ -96,7 +82,7 @@ CASES = [
         name="qwen-image-i2i",
         family="qwen_image",
         task="image-to-image",
-        adapt=img2img,
+        adapt=to("QwenImageImg2ImgPipeline"),
         requests=_with("image", IMAGES, _with("strength", [0.6, 0.5, 0.6, 1.0])),
         matters=(*MATTERS, "image", "strength"),
         fuses=EDIT,
@@ -105,7 +91,7 @@ CASES = [
         name="qwen-image-inpaint",
         family="qwen_image",
         task="inpaint",
-        adapt=inpaint,
+        adapt=to("QwenImageInpaintPipeline"),
         requests=_with("image", IMAGES, _with("mask_image", MASKS)),
         matters=(*MATTERS, "image", "mask_image"),
         common={"strength": 1.0},
@@ -119,7 +105,6 @@ CASES = [
         requests=_with("image", IMAGES),
         matters=(*MATTERS, "image"),
         fuses=EDIT,
-        needs_torchvision=True,
     ),
     Case(
         name="qwen-image-edit-plus",
@@ -129,7 +114,6 @@ CASES = [
         requests=_with("image", [[image] for image in IMAGES]),
         matters=(*MATTERS, "image"),
         fuses=EDIT,
-        needs_torchvision=True,
     ),
     Case(
         name="qwen-image-edit-plus-two",
@@ -139,7 +123,6 @@ CASES = [
         requests=_with("image", [IMAGES[i : i + 2] for i in range(4)]),
         matters=(*MATTERS, "image"),
         fuses=EDIT,
-        needs_torchvision=True,
     ),
     Case(
         name="qwen-image-layered",
@@ -154,6 +137,5 @@ CASES = [
             "text_encoder.generate",
             "text_encoder.tower.forward",
         ),  # a caption, where there is no prompt
-        needs_torchvision=True,
     ),
 ]

@@ -9,7 +9,7 @@ from torch import nn
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.sparse_wan import SparseLinearWanTransformer, VideoSparseWanTransformer
 from carpool.engine.model.turbo_wan import with_sampler
-from support.matrix.case import VIDEO, Case
+from support.matrix.case import Case
 from support.matrix.wan import CAT, IMAGES, LONG, with_images, without_ftfy
 from support.tiny.parts import drawn
 
@@ -61,13 +61,11 @@ CASES = [
         name="fastwan21-t2v", is_fast=True, family="wan21_t2v", adapt=fast_wan,
         task="text-to-video", common=GRID, requests=(FIRST, SECOND, THIRD, FOURTH),
         fuses={"text_encoder.forward": 2.0, "transformer.forward": 1.8, "vae.decode": 1.0},
-        tolerance=VIDEO,
     ),
     Case(
         name="turbowan21-t2v", is_fast=True, family="wan21_t2v", adapt=turbo_wan,
         task="text-to-video", common=GRID, requests=(FIRST, SECOND, THIRD, FOUR_STEPS),
         fuses={"text_encoder.forward": 2.0, "transformer.forward": 1.8, "vae.decode": 1.0},
-        tolerance=VIDEO,
     ),
     Case(
         name="turbowan22-i2v-a14b", family="wan22_i2v_a14b", adapt=turbo_wan, task="image-to-video",
@@ -81,6 +79,5 @@ CASES = [
             "text_encoder.forward": 2.0, "vae.encode": 1.2, "transformer.forward": 1.8,
             "transformer_2.forward": 1.2, "vae.decode": 1.0,
         },
-        tolerance=VIDEO,
     ),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 from diffusers import DiffusionPipeline
 from PIL import Image
 
-from support.matrix.case import VIDEO, Case
+from support.matrix.case import Case
 
 CAT, LONG = "a photo of a cat", "an astronaut riding a horse on the moon in the rain"
 _patches = np.random.RandomState(0).randint(0, 255, (4, 2, 3, 3), np.uint8)
@@ -52,7 +52,6 @@ CASES = [
         name="wan21-t2v", family="wan21_t2v", task="text-to-video",
         requests=(FIRST, SECOND, THIRD, FOURTH), matters=MATTERS,
         fuses={"text_encoder.forward": 2.5, "transformer.forward": 2.5, "vae.decode": 1.2},
-        tolerance=VIDEO,
     ),
     Case(
         name="wan22-t2v-a14b", family="wan22_t2v_a14b", task="text-to-video",
@@ -64,13 +63,11 @@ CASES = [
             "text_encoder.forward": 2.5, "transformer.forward": 2.5, "transformer_2.forward": 1.8,
             "vae.decode": 1.2,
         },
-        tolerance=VIDEO,
     ),
     Case(
         name="wan22-ti2v-5b-t2v", family="wan22_ti2v_5b", task="text-to-video",
         requests=(FIRST, SECOND, THIRD, FOURTH), matters=MATTERS,
         fuses={"text_encoder.forward": 2.5, "transformer.forward": 2.5, "vae.decode": 1.2},
-        tolerance=VIDEO,
     ),
     Case(
         name="wan22-ti2v-5b-i2v", family="wan22_ti2v_5b", task="image-to-video",
@@ -80,7 +77,6 @@ CASES = [
             "text_encoder.forward": 2.5, "vae.encode": 1.8, "transformer.forward": 2.5,
             "vae.decode": 1.2,
         },
-        tolerance=VIDEO,
     ),
     Case(
         name="wan21-i2v", is_fast=True, family="wan21_i2v", adapt=without_ftfy,
@@ -90,7 +86,6 @@ CASES = [
             "text_encoder.forward": 2.5, "image_encoder.forward": 1.8, "vae.encode": 1.8,
             "transformer.forward": 2.5, "vae.decode": 1.2,
         },
-        tolerance=VIDEO,
     ),
     Case(
         name="wan22-i2v-a14b", family="wan22_i2v_a14b", adapt=without_ftfy, task="image-to-video",
@@ -103,6 +98,5 @@ CASES = [
             "text_encoder.forward": 2.5, "vae.encode": 1.8, "transformer.forward": 2.2,
             "transformer_2.forward": 1.8, "vae.decode": 1.5,
         },
-        tolerance=VIDEO,
     ),
 ]  # fmt: skip

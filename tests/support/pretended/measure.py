@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from carpool.models.grid import families
-from support.engine_driver import driving, fresh, gap
+from support.engine_driver import called, driving, for_inference, fresh, gap
 from support.matrix import CASES
 from support.matrix.case import Case
 from support.pretended.device import NAME
@@ -59,16 +58,8 @@ def measure(name: str) -> Waits:
     [case] = [one for one in CASES if one.name == name]
     arguments = [_arguments(case, seed) for seed in SEEDS]
     pipe: Any = fresh(case.family)
-    pipe = case.adapt(pipe) if case.adapt else pipe
-    pipe.set_progress_bar_config(disable=True)
-    for module in pipe.components.values():
-        if isinstance(module, nn.Module):
-            module.eval().requires_grad_(False)
-    alone = []
-    for one in arguments:
-        generator = torch.Generator().manual_seed(one["seed"])
-        given = {key: value for key, value in one.items() if key != "seed"}
-        alone.append(pipe(**given, generator=generator))
+    pipe = for_inference(case.adapt(pipe) if case.adapt else pipe)
+    alone = [called(pipe, **one) for one in arguments]
     with REPORT.off():
         pipe.to(NAME)
     settings: dict[str, Any] = {

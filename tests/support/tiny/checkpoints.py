@@ -7,7 +7,6 @@ needs none.
 """
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -16,10 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from support.tiny.recipes import FAMILIES, recipes_of
+
 CACHE = Path(__file__).parents[3] / "build" / "tiny"
-FAMILIES: dict[str, dict[str, Any]] = json.loads(
-    Path(__file__).with_name("families.json").read_text()
-)
 ARGUMENTS: dict[str, dict[str, Any]] = {
     name: family["arguments"] for name, family in FAMILIES.items()
 }
@@ -82,12 +80,6 @@ def tiny_pipeline(family: str, **parts: Any) -> Any:
 
     from support.tiny.parts import part
 
-    recipes = _recipes(family)
+    recipes = recipes_of(family)
     made = {name: part(recipe) for name, recipe in recipes.items() if name not in parts}
     return getattr(diffusers, FAMILIES[family]["pipeline"])(**made, **parts)
-
-
-def _recipes(family: str) -> dict[str, Any]:
-    entry = FAMILIES[family]
-    inherited = _recipes(entry["base"]) if "base" in entry else {}
-    return {**inherited, **entry["parts"]}

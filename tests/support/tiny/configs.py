@@ -8,18 +8,19 @@ One line of JSON: by family and component, the class and its configuration.
 import json
 import sys
 
-from support.tiny.checkpoints import build
+from support.tiny.recipes import recipes_of, resolved
 
 
 def main(families: list[str]) -> None:
-    found: dict[str, dict[str, tuple[str, dict[str, object]]]] = {}
-    for family in families:
-        found[family] = {}
-        for name, part in build(family).components.items():
-            if name in ("transformer", "unet", "vae"):
-                config = {key: v for key, v in part.config.items() if not key.startswith("_")}
-                found[family][name] = type(part).__name__, config
-    print(json.dumps(found))
+    configs = {
+        family: {
+            name: resolved(recipe)[:2]
+            for name, recipe in recipes_of(family).items()
+            if name in ("transformer", "unet", "vae")
+        }
+        for family in families
+    }
+    print(json.dumps(configs))
 
 
 if __name__ == "__main__":

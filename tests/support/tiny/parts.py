@@ -1,13 +1,10 @@
-"""Parts that tiny checkpoints share: how weights are drawn, tokenizers, and recipes as data.
+"""Parts of tiny checkpoints: how weights are drawn, tokenizers, and what is made of a recipe.
 
 The weights are random but not as the libraries draw them: those leave layers at zero
 and signals so faint that a lost prompt goes unnoticed. `drawn` gives every weight the
 size that keeps its signal near one, so each argument of a call shows in the image.
-
-`parts.json` names the class, config and gains of each shared part.
 """
 
-import json
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from functools import partial
@@ -20,8 +17,9 @@ import torch
 import transformers
 from torch import nn
 
+from support.tiny.recipes import resolved
+
 TOKENIZERS = Path(__file__).parent / "tokenizers"
-RECIPES: dict[str, list[Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -84,34 +82,20 @@ def scaled(module: M, gains: Mapping[str, float]) -> M:
 
 
 def part(recipe: Any) -> Any:
-    """Make a part of a pipeline.
-
-    Args:
-        recipe: a name, or a list of a name, a config and gains. The name is a builder of
-            `builders`, a recipe of `parts.json`, whose config the list's own amends, or a class
-            of diffusers or transformers (`module:Class` where neither exports it). Any other
-            value is a setting of the pipeline.
-    """
+    """Make a part of a pipeline of its recipe; a setting is given back as it is."""
     from support.tiny import builders  # some of them are made of parts
 
     if not isinstance(recipe, str | list):
         return recipe
-    name, config, gains = _complete(recipe)
+    name, config, gains = resolved(recipe)
     builder = vars(builders).get(name)
     if builder is not None:
         return builder(**config)
-    if name in RECIPES:
-        name, shared, gains = _complete(RECIPES[name])
-        config = {**shared, **config}
     module, _, short = name.rpartition(":")
     exported: Any = getattr(diffusers, name, None) or getattr(transformers, name, None)
     cls = getattr(import_module(module), short) if module else exported
     built = cls(cls.config_class(**config)) if hasattr(cls, "config_class") else cls(**config)
     return scaled(drawn(built), gains) if isinstance(built, nn.Module) else built
-
-
-def _complete(recipe: str | list[Any]) -> list[Any]:
-    return [*([recipe] if isinstance(recipe, str) else recipe), {}, {}][:3]
 
 
 def _tokenizer(cls: Any, name: str, **options: Any) -> Any:
