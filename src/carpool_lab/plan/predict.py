@@ -2,13 +2,13 @@
 
 A matrix product takes the longer of two times: its tiles on the device's units, in whole waves, and
 reading its operands. Attention runs at four fifths of the speed of products. All other operations
-move two fifths of their separate traffic, because kernels fuse them. Operations launched from
-Python take 7 us each, compiled ones almost nothing. Weights that do not fit cross the bus at every
-forward, in parallel with computing.
+take 1.4 times as long as their memory traffic, and Python 7 us to launch each; compiled, they are
+fused: two fifths of the traffic, and almost no launches. Weights that do not fit cross the bus at
+every forward, in parallel with computing.
 
 Sources: tile and wave quantization: NVIDIA, Matrix Multiplication Background User's Guide. The two
-fractions of data sheets (0.80 of products, 0.90 of memory) and the two fifths are fitted to one
-H200 (`docs/plans.md` has the errors); for other devices they are assumptions.
+fractions of data sheets (0.80 of products, 0.90 of memory) and of traffic are fitted to one H200
+(`docs/plans.md` has the errors); for other devices they are assumptions.
 """
 
 import json
@@ -29,8 +29,8 @@ DEVICES = Path(__file__).with_name("devices.json")
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # requests in a forward
 REACHED_FLOPS, REACHED_BANDWIDTH = 0.80, 0.90  # fractions of a data sheet
 TILES = ((128, 256, 1.0), (128, 128, 0.85))  # rows, columns, relative speed
-ATTENTION, FUSED = 0.8, 0.4
-LAUNCH_S = 7e-6
+ATTENTION = 0.8
+EAGER, COMPILED = (1.4, 7e-6), (0.4, 0.0)  # other operations: time of their traffic, launch in s
 RESERVED_BYTES = 1_500_000_000  # device memory for context, libraries, fragmentation
 VALUE_BYTES = 2  # bytes of an activation: bfloat16
 MIN_GAIN = 0.05
@@ -101,9 +101,9 @@ def forward_s(
         )
         read = (VALUE_BYTES * (rows * k + rows * n) + weight_bytes * n * k) / bandwidth
         seconds += count * max(computed, read)
-    seconds += FUSED * work.element_bytes * width / bandwidth
-    host = 0.0 if is_compiled else work.operations * LAUNCH_S
-    return max(seconds, host, streamed_bytes / on.link)
+    traffic, launch_s = COMPILED if is_compiled else EAGER
+    seconds += traffic * work.element_bytes * width / bandwidth
+    return max(seconds, work.operations * launch_s, streamed_bytes / on.link)
 
 
 @dataclass(frozen=True, slots=True)
