@@ -33,7 +33,6 @@ class Fleet:
         self._first = deployments[0]
         self.is_single = len(deployments) == 1 and not self._first.is_on_demand
         self._loader = Loader(deployments, max_loaded, self._open)
-        self._is_draining = False
         self._failed: asyncio.Future[None] | None = None
         self._on_activity: OnActivity | None = None
         self._tidying: asyncio.Task[None] | None = None
@@ -58,7 +57,7 @@ class Fleet:
     @property
     def state(self) -> WorkerState:
         states = {model.state for model in self._deployments.values()}
-        if self._is_draining:
+        if self._loader.is_draining:
             return "draining" if "stopped" not in states else "stopped"
         if any(model.is_on_demand for model in self._deployments.values()):
             return "ready"  # it is loaded on demand
@@ -161,7 +160,7 @@ class Fleet:
                 await pool.wait_open()
         elif not any(deployment.is_on_demand for deployment in self._deployments.values()):
             await first_of([pool.wait_open() for pool in self.pools])
-        if self._is_draining:
+        if self._loader.is_draining:
             await asyncio.Event().wait()
 
     async def loaded(self, name: str | None) -> tuple[Pool, protocol.WorkerReady]:
@@ -185,13 +184,11 @@ class Fleet:
 
     async def drain(self, timeout_s: float) -> None:
         """Drain all models; see `Pool.drain`."""
-        self._is_draining = True
         self._loader.drain()
         await asyncio.gather(*(pool.drain(timeout_s) for pool in self.pools))
 
     async def stop(self) -> None:
         """End all workers."""
-        self._is_draining = True
         self._loader.drain()
         if self._tidying is not None:
             self._tidying.cancel()

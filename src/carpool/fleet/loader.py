@@ -34,19 +34,19 @@ class Loader:
         self, models: Collection[Deployment], limit: int | None, start: Callable[[Deployment], Pool]
     ) -> None:
         self._models, self._limit, self._start = models, limit, start
-        self._is_draining = False
+        self.is_draining = False
         self._placing = asyncio.Lock()
         self._freed = asyncio.Event()
         self._room_made = asyncio.Event()  # set while no model makes room
 
     def drain(self) -> None:
         """Stop loading, and refuse the requests that wait for a model."""
-        self._is_draining = True
+        self.is_draining = True
         self._freed.set()
 
     def check_open(self) -> None:
         """Raise Draining once the server drains."""
-        if self._is_draining:
+        if self.is_draining:
             raise Draining.of_new_work()
 
     @contextlib.contextmanager
@@ -135,7 +135,7 @@ class Loader:
                 raise error
 
     def _is_wanted(self, model: Deployment) -> bool:
-        return model.waiting > 0 and not self._is_draining
+        return model.waiting > 0 and not self.is_draining
 
     async def _try(self, model: Deployment) -> LoadFailed | None:
         """Load a model that has a place; returns its error, or None."""

@@ -130,7 +130,7 @@ class Pool:
         assert self.ready is not None
         return self.ready
 
-    async def wait_open(self, model: str | None = None) -> None:
+    async def wait_open(self) -> None:
         """Wait until requests are accepted; forever once the server drains."""
         await self._is_open.wait()
 

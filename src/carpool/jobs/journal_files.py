@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
@@ -67,10 +67,10 @@ class JobJournals:
         most_bytes: int,
         room_bytes: Callable[[BinaryIO], int] = _room_bytes,
     ) -> None:
-        self._folders, self._memory, self._most_bytes = folders, memory, most_bytes
-        self._room_bytes = room_bytes
+        self._folders, self._memory, self.most_bytes = folders, memory, most_bytes
+        self.room_bytes = room_bytes
         self._thread = ThreadPoolExecutor(1, "carpool-journal")
-        self._bytes = 0  # size of running requests' files
+        self.bytes = 0  # size of running requests' files
         self._was_told = False
 
     async def resume(self, job_id: str, part: int, request_id: str) -> None:
@@ -80,7 +80,7 @@ class JobJournals:
         try:
             past, file = await loop.run_in_executor(self._thread, self._open, path)
         except OSError as error:
-            self._warn(error)
+            self.warn(error)
             return
         self._memory.open(request_id, past, file)
 
@@ -107,67 +107,65 @@ class JobJournals:
         except BaseException:
             file.close()
             raise
-        self._bytes += end
+        self.bytes += end
         return past, JournalFile(self, file)
 
-    def run(self, file: "JournalFile", entry: JournalEntry | None) -> None:
-        """Append an entry to a file on the thread; None clears the file."""
+    def submit(self, work: Callable[..., None], *args: Any) -> None:
+        """Run work on the thread, after all earlier work."""
         with suppress(RuntimeError):  # the executor has stopped
-            self._thread.submit(self._write, file, entry)
+            self._thread.submit(work, *args)
 
-    def end(self, file: "JournalFile") -> None:
-        with suppress(RuntimeError):
-            self._thread.submit(self._close, file)
-
-    def _write(self, file: "JournalFile", entry: JournalEntry | None) -> None:
-        if file.is_broken:
-            return
-        try:
-            if entry is None:
-                self._empty(file)
-                return
-            body = msgspec.msgpack.encode(entry)
-            if self._bytes + len(body) > self._most_bytes:
-                raise OSError(f"journals of jobs have {self._bytes} bytes, a tenth of what all may")
-            if self._room_bytes(file.stream) < len(body):
-                self._empty(file)
-                raise OSError("the rest of the disk is reserved for results")
-            file.stream.write(_HEADER.pack(len(body), zlib.crc32(body)) + body)
-            file.stream.flush()
-            self._bytes += _HEADER.size + len(body)
-        except OSError as error:
-            file.is_broken = True  # the file is intact up to a torn end
-            self._warn(error)
-
-    def _empty(self, file: "JournalFile") -> None:
-        self._bytes -= file.stream.seek(0, 2)
-        file.stream.truncate(0)
-
-    def _close(self, file: "JournalFile") -> None:
-        with suppress(OSError):
-            self._bytes -= file.stream.seek(0, 2)
-            file.stream.close()
-
-    def _warn(self, error: OSError) -> None:
+    def warn(self, error: OSError) -> None:
         if not self._was_told:
             self._was_told = True
             log.warning("steps of jobs are not stored and may run again: %s", reason(error))
 
 
 class JournalFile:
-    """The journal file of one request; its entries are also in memory."""
+    """The journal file of one request; its entries are also in memory. Never blocks."""
 
     def __init__(self, journals: JobJournals, stream: BinaryIO) -> None:
-        self._journals, self.stream, self.is_broken = journals, stream, False
+        self._journals, self._stream, self._is_broken = journals, stream, False
 
     def append(self, entry: JournalEntry) -> None:
-        self._journals.run(self, entry)
+        self._journals.submit(self._write, entry)
 
     def clear(self) -> None:
-        self._journals.run(self, None)
+        self._journals.submit(self._write, None)
 
     def close(self) -> None:
-        self._journals.end(self)
+        self._journals.submit(self._close)
+
+    def _write(self, entry: JournalEntry | None) -> None:
+        """Append an entry; None clears the file."""
+        journals = self._journals
+        if self._is_broken:
+            return
+        try:
+            if entry is None:
+                self._empty()
+                return
+            body = msgspec.msgpack.encode(entry)
+            if journals.bytes + len(body) > journals.most_bytes:
+                raise OSError(f"journals of jobs have {journals.bytes} bytes, a tenth of the limit")
+            if journals.room_bytes(self._stream) < len(body):
+                self._empty()
+                raise OSError("the rest of the disk is reserved for results")
+            self._stream.write(_HEADER.pack(len(body), zlib.crc32(body)) + body)
+            self._stream.flush()
+            journals.bytes += _HEADER.size + len(body)
+        except OSError as error:
+            self._is_broken = True  # the file is intact up to a torn end
+            journals.warn(error)
+
+    def _empty(self) -> None:
+        self._journals.bytes -= self._stream.seek(0, 2)
+        self._stream.truncate(0)
+
+    def _close(self) -> None:
+        with suppress(OSError):
+            self._journals.bytes -= self._stream.seek(0, 2)
+            self._stream.close()
 
 
 def _entries(file: BinaryIO) -> Iterator[tuple[JournalEntry, int]]:
