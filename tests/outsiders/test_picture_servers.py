@@ -30,7 +30,7 @@ class Counted:
             raise RateLimited("too much", retry_after_s=1)
 
 
-async def picture_of(answer: bytes, held: Any = None, *, max_bytes: int = 10 << 20) -> Any:
+async def picture_of(answer: bytes, held: Any = None) -> Any:
     """Open a picture from a server that answers so, as a request does."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,7 +45,7 @@ async def picture_of(answer: bytes, held: Any = None, *, max_bytes: int = 10 << 
     port = server.sockets[0].getsockname()[1]
     try:
         intake = ImageIntake(PictureReader(allow_remote=True), "a", held or Counted())
-        return await intake.open(f"http://127.0.0.1:{port}/a.png", max_bytes=max_bytes)
+        return await intake.open(f"http://127.0.0.1:{port}/a.png")
     finally:
         server.close()
 

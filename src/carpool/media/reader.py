@@ -78,21 +78,14 @@ class ImageIntake:
         """Run other picture work on the same threads; see `FairExecutor.run`."""
         return await self.reader.decoding.run(self.tenant, work, cost=cost)
 
-    async def open(
-        self,
-        picture: ImageData,
-        name: str = "image",
-        *,
-        max_pixels: int = MOST_PIXELS,
-        max_bytes: int = MOST_BYTES,
-    ) -> Container:
+    async def open(self, picture: ImageData, name: str = "image") -> Container:
         """Load and parse a picture; its file is counted in place of the sent bytes.
 
         Raises:
             Rejected, BodyTooLarge: the picture cannot be fetched or read.
         """
-        data = await self._data(picture, name, max_bytes)
-        parse = partial(uploads.parse, data, max_pixels=max_pixels, name=name)
+        data = await self._data(picture, name)
+        parse = partial(uploads.parse, data, max_pixels=MOST_PIXELS, name=name)
         return await self.run(parse, cost=len(data))
 
     async def decode(
@@ -126,13 +119,13 @@ class ImageIntake:
         self.held.replace(len(parsed.data), math.prod(image.size) * pixel_bytes)
         return image
 
-    async def _data(self, picture: ImageData, name: str, max_bytes: int) -> bytes:
+    async def _data(self, picture: ImageData, name: str) -> bytes:
         if isinstance(picture, bytes):
             return picture
         start = picture[:8] if isinstance(picture, str) else bytes(picture[:8]).decode("latin-1")
         scheme = start.partition(":")[0].lower()
         if scheme == "data":
-            unpack = partial(uploads.read_data_url, picture, max_bytes=max_bytes, name=name)
+            unpack = partial(uploads.read_data_url, picture, name=name)
             data = await self.run(unpack, cost=len(picture))
             self.held.replace(len(picture), len(data))
             return data
@@ -149,7 +142,7 @@ class ImageIntake:
         fetch = partial(
             fetch_url.fetch,
             picture,
-            max_bytes=max_bytes,
+            max_bytes=MOST_BYTES,
             name=name,
             resolve=on_this_loop(self._resolve),
             took=on_this_loop(self._took),
