@@ -25,7 +25,7 @@ class Writing(Grey):
     async def submit(self, request: CheckedRequest, *_: Any, **followers: Any) -> protocol.Done:
         done = await super().submit(request)
         if request.enhance_prompt:
-            if "on_preview" in followers:
+            if followers.get("on_preview") is not None:
                 about = request.request_id, 0, 0, None, "a cat, fr"
                 followers["on_preview"](protocol.Preview(*about, is_prompt=True))
             prompt = f"{request.arguments['prompt']}, framed"

@@ -22,11 +22,11 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "engine": (13_800, 25_527),
     "schedule": (2_200, 2_200),
-    "fleet": (3_200, 3_996),
+    "fleet": (3_200, 3_993),
     "worker": (2_500, 3_147),
     "server": (5_000, 6_855),
     "compat": (1_300, 2_170),
-    "jobs, media": (3_000, 3_975),
+    "jobs, media": (3_000, 3_966),
     "python, cli, settings": (4_800, 4_800),
     "others": (4_200, 4_781),
     "lab": (4_200, 5_328),
