@@ -50,8 +50,7 @@ def result(recorder: Recorder) -> torch.Tensor:
     if recorder.error is not None:
         raise recorder.error
     fields = recorder.outcome.fields
-    name = next(name for name in ("images", "frames", "audios") if name in fields)
-    value = fields[name]
+    value = next(fields[name] for name in ("images", "frames", "audios") if name in fields)
     return torch.as_tensor(value[0] if isinstance(value, list) else value)
 
 

@@ -129,3 +129,9 @@ def test_a_video_with_sound_keeps_its_sound_in_a_file(tmp_path: Path) -> None:
     with av.open(str(tmp_path / "a.mp4")) as file:
         assert [stream.type for stream in file.streams] == ["video", "audio"]
         assert sum(1 for _ in file.decode(video=0)) == 4
+
+
+def test_layers_become_files_beside_each_other(tmp_path: Path) -> None:
+    output = carpool.Output("req-1", 3, images=[[PICTURE, PICTURE.convert("RGBA")]])
+    write_output(output, tmp_path / "a.png", 8, None)
+    assert [(tmp_path / n).read_bytes()[25] for n in ("a.png", "a-1.png")] == [2, 6]  # RGB, RGBA

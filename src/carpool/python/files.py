@@ -18,7 +18,7 @@ from carpool.python.handle import Output
 def write_output(
     output: Output, path: Path, fps: float, metadata: Mapping[str, Any] | None, quality: int = 100
 ) -> None:
-    """Write an output, and the files of a mesh beside it.
+    """Write an output, and the files of a mesh or further layers (`out-1.png`) beside it.
 
     Args:
         fps: frames a second of a video.
@@ -46,7 +46,10 @@ def write_output(
         path.write_bytes(encode_sound(sound, format, metadata))
     else:
         kind: Format = "jpeg" if format == "jpg" else format
-        path.write_bytes(encode_image(output.images[0], kind, quality, metadata))
+        first = output.images[0]
+        for number, layer in enumerate(first if isinstance(first, list) else [first]):
+            place = path.with_stem(f"{path.stem}-{number}") if number else path
+            place.write_bytes(encode_image(layer, kind, quality, metadata))
 
 
 def write_job(record: Record, results: Sequence[Output], folder: Path) -> None:
