@@ -122,7 +122,7 @@ test-browser: .venv/ready  ## what people do on the playground, in a real Chromi
 	  -m "slow or not slow" tests/server/playground
 
 bench-texts: .venv/ready  ## texts before pictures: what sharing tokens saves, and how long a drawing waits beside them
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.texts
+	$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m benchmarks.texts
 
 demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
 	PYTHONPATH=. $(BIN)/python examples/demo.py

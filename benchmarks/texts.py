@@ -6,17 +6,20 @@ The language model is a Qwen 3 with 8 layers of width 512 and random weights; te
 length, temperature, `top_k` and seed. *Plain* is the pipeline without an engine, in sequence. A
 chat of greedy texts runs by transformers' `generate_batch` as well, on the same model. The measure
 is CPU time of the process, of all threads; tokens are compared.
+
+Then six requests come to a tiny GLM-Image, which writes 261 tokens before it draws, while another
+request draws. Its waits between two steps are CPU time of the engine's thread.
 """
 
 import argparse
+import gc
 import statistics
 import time
 from itertools import pairwise
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline, ModelMixin
-from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
@@ -27,9 +30,11 @@ from carpool.engine.observe.timeline import Forward
 from carpool.request.parameters import check
 from carpool.types import Request
 from carpool_lab.check.lockstep import OutcomeListener
+from support.tiny.checkpoints import build
 
-TEXTS, WRITERS, STEPS = 16, 6, 1000
+TEXTS, WRITERS = 16, 6
 LENGTHS = (20, 33, 48, 48, 40, 25, 48, 37)
+PLANNED = {"height": 512, "width": 512, "max_sequence_length": 64, "output_type": "latent"}
 CHAT: dict[str, Any] = {"do_sample": False, "max_new_tokens": 32, "pad_token_id": 0}
 
 
@@ -37,41 +42,21 @@ def ids_of(number: int) -> list[int]:
     return [5 + (7 * number + 3 * j) % 200 for j in range(10 + 3 * number)]
 
 
-class Denoiser(ModelMixin, ConfigMixin):  # type: ignore[misc]
-    """Layers that take about as long as a token."""
-
-    @register_to_config  # type: ignore[untyped-decorator]
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(24)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layers(x)
-        return y
-
-
 class Author(DiffusionPipeline):  # type: ignore[misc]
-    """Writes text number `prompt`, then draws, except in a chat."""
+    """Writes text number `prompt`."""
 
-    def __init__(self, text_encoder: nn.Module, transformer: nn.Module) -> None:
+    def __init__(self, text_encoder: nn.Module) -> None:
         super().__init__()
-        self.register_modules(text_encoder=text_encoder, transformer=transformer)
+        self.register_modules(text_encoder=text_encoder)
 
-    def __call__(
-        self, prompt: str = "", num_inference_steps: int = 1, is_chat: bool = False
-    ) -> dict[str, Any]:
-        text = torch.zeros(1, 0)
-        if prompt:
-            number, options = int(prompt), dict(CHAT)
-            if not is_chat:
-                options |= {"temperature": 0.5 + 0.05 * number, "top_k": 5 + number}
-                options |= {"do_sample": True, "max_new_tokens": LENGTHS[number % 8]}
-            ids = torch.tensor([ids_of(number)])
-            text = self.text_encoder.generate(ids, attention_mask=torch.ones_like(ids), **options)
-        x = torch.ones(1, 1024)
-        for _ in range(0 if is_chat else num_inference_steps):
-            x = self.transformer(x)
-        return {"images": x, "text": text}
+    def __call__(self, prompt: str = "", is_chat: bool = False) -> dict[str, Any]:
+        number, options = int(prompt), dict(CHAT)
+        if not is_chat:
+            options |= {"temperature": 0.5 + 0.05 * number, "top_k": 5 + number}
+            options |= {"do_sample": True, "max_new_tokens": LENGTHS[number % 8]}
+        ids = torch.tensor([ids_of(number)])
+        text = self.text_encoder.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        return {"images": torch.zeros(1), "text": text}
 
 
 def built() -> Author:
@@ -81,10 +66,7 @@ def built() -> Author:
         num_attention_heads=8, num_key_value_heads=2, head_dim=64, eos_token_id=None,
         bos_token_id=None, pad_token_id=0,
     )  # fmt: skip
-    pipe = Author(Qwen3ForCausalLM(config).eval(), Denoiser().eval())
-    for part in (pipe.text_encoder, pipe.transformer):
-        part.requires_grad_(False)
-    return pipe
+    return Author(Qwen3ForCausalLM(config).eval().requires_grad_(False))
 
 
 def plainly(pipe: Author, **arguments: Any) -> tuple[float, list[Tensor]]:
@@ -131,34 +113,51 @@ def by_generate_batch(pipe: Author, expected: list[Tensor]) -> float:
     return seconds
 
 
+def waits(pipe: DiffusionPipeline) -> tuple[list[float], float]:
+    """CPU seconds between a drawing's steps while plans are written beside it, and of a step."""
+    forwards: list[Forward] = []
+    settings = EngineSettings(device="cpu", max_running=32, max_batch_size=32)
+    loaded, clock = load(pipe, settings), time.thread_time
+    engine = EngineCore(loaded, settings, clock=clock, observers=[forwards.append])
+    gc.freeze()  # as a server's worker does
+    engine.enter()
+    drawing = submit(engine, "a cat", 0, num_inference_steps=1000, **PLANNED)
+    while sum(forward.phase == "denoise" for forward in forwards) < 50:
+        engine.step()
+    step_s = statistics.median(f.duration_s for f in forwards if f.phase == "denoise")
+    del forwards[:-1]
+    [timeline] = forwards[0].timelines
+    plans = [f"dog {number}" for number in range(WRITERS)]
+    until(engine, [submit(engine, p, 1, num_inference_steps=2, **PLANNED) for p in plans])
+    assert drawing.outcome is None  # still drawing
+    engine.leave()
+    steps = [f for f in forwards if timeline in f.timelines]
+    return [b.began_s - a.began_s - a.duration_s for a, b in pairwise(steps)], step_s
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=3)
-    turns, pipe = parser.parse_args().turns, built()
+    turns, pipe, planner = parser.parse_args().turns, built(), build("glm")
+    for part in planner.components.values():
+        if isinstance(part, nn.Module):
+            part.requires_grad_(False)
     settings = EngineSettings(device="cpu", max_running=32, max_batch_size=32)
-    ratios, seconds, chats, gaps, widths = [], [], [], [], []
+    seconds, chats, widths, beside = [], [], [], []
     for _ in range(turns):
         plain_s, texts = plainly(pipe)
         forwards: list[Forward] = []
         engine = EngineCore(load(pipe, settings), settings, observers=[forwards.append])
         engine.enter()
         seconds.append((plain_s, by_engine(engine, texts)))
-        ratios.append(plain_s / seconds[-1][1])
-        widths_of_texts = [f.requests for f in forwards if f.component == "text_encoder"]
-        widths.append(sum(widths_of_texts) / len(widths_of_texts))
+        widths.append(statistics.mean(forward.requests for forward in forwards))
         chat_s, texts = plainly(pipe, is_chat=True)
         engine_s = by_engine(engine, texts, is_chat=True)
-        drawing = submit(engine, "", 0, num_inference_steps=STEPS)
-        for _ in range(50):
-            engine.step()
-        del forwards[:]
-        until(engine, [submit(engine, str(number), number) for number in range(WRITERS)])
-        steps = [f.began_s for f in forwards if f.phase == "denoise"]
-        gaps.append(max(after - before for before, after in pairwise(steps)))
-        median_s = statistics.median(f.duration_s for f in forwards if f.phase == "denoise")
-        assert drawing.outcome is None  # still drawing
         engine.leave()
         chats.append((chat_s, engine_s, by_generate_batch(pipe, texts)))
+        between_s, step_s = waits(planner)
+        beside.append((step_s, statistics.median(between_s), max(between_s)))
+    ratios = [plain_s / engine_s for plain_s, engine_s in seconds]
     plain_s, engine_s = map(statistics.median, zip(*seconds, strict=True))
     print(f"{TEXTS} texts: plain {plain_s:.2f} s, engine {engine_s:.2f} s, "
           f"{statistics.median(ratios):.2f} times ({min(ratios):.2f} to {max(ratios):.2f}), "
@@ -166,9 +165,9 @@ def main() -> None:
     chat_s, engine_s, batch_s = map(statistics.median, zip(*chats, strict=True))
     print(f"a chat of {TEXTS}: plain {chat_s:.2f} s, engine {engine_s:.2f} s, generate_batch "
           f"{batch_s:.2f} s; all tokens equal")  # fmt: skip
-    longest_ms, step_ms = 1e3 * statistics.median(gaps), 1e3 * median_s
-    print(f"{WRITERS} texts beside a drawing: it waits {longest_ms:.0f} ms at most from step "
-          f"to step, of which one takes {step_ms:.0f} ms")  # fmt: skip
+    for step_s, median_s, longest_s in beside:
+        print(f"{WRITERS} plans beside a drawing: from step to step {1e3 * median_s:.0f} ms, at "
+              f"most {1e3 * longest_s:.0f} ms = {longest_s / step_s:.1f} steps")  # fmt: skip
 
 
 if __name__ == "__main__":

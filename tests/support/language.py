@@ -167,11 +167,11 @@ class Exactly(Author):
         return {"images": torch.stack(text.logits), "text": text.sequences}
 
 
-def author(name: str, count: int = 6) -> Author:
+def author(name: str, count: int = 6, kind: Any = Author) -> Author:
     """A pipeline around one of `MODELS`, with the same weights at every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
-        pipe = Author(model(name), Denoiser().requires_grad_(False).eval())
+        pipe: Author = kind(model(name), Denoiser().requires_grad_(False).eval())
     pipe.texts = texts(name, count)
     return pipe
 

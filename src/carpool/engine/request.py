@@ -137,6 +137,11 @@ class RequestState:
         return inf if deadline_s is None else self.submitted_s + deadline_s
 
     @property
+    def draws(self) -> bool:
+        """Whether it is parked on a denoiser's call."""
+        return self.is_parked and self.call.target.phase == "denoise"
+
+    @property
     def is_replaying(self) -> bool:
         """Whether it still repeats an earlier run from its journal."""
         return self.journal is not None and self.journal.is_replaying

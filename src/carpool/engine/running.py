@@ -5,7 +5,7 @@ engine's thread.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -59,7 +59,9 @@ class RunningRequests:
         self._next: RequestState | None = None  # starts after all others have ended; blocks others
         self.postponed: list[Callable[[], None]] = []  # runs after the private ride
         self._calls = 0  # calls parked so far
-        self.fiber_s = self.longest_s = 0.0  # in the pipelines' code this turn; longest stretch
+        self.fiber_s = self.longest_s = 0.0  # in the pipelines' code; longest stretch of this turn
+        self._step_ended_s = 0.0  # `fiber_s` at the end of the last denoising step
+        self.held: set[int] = set()  # numbers of requests whose answers wait for a step
         self.have_advanced = False  # whether a pipeline's code has run this turn
 
     @property
@@ -71,10 +73,27 @@ class RunningRequests:
     def parked(self) -> list[RequestState]:
         """The requests that wait for a forward."""
         states = self.by_number.values() if self.private is None else [self.private]
-        return [state for state in states if state.is_parked]
+        return [state for state in states if state.is_parked and state.number not in self.held]
 
-    def admit(self, states: Iterable[RequestState]) -> None:
-        """Add requests that have left the queue, before the first of them starts."""
+    @property
+    def due(self) -> list[RequestState]:
+        """The requests of which some run next: if a step is due, only those that draw."""
+        return [s for s in self.parked if s.draws] if self._is_step_due else self.parked
+
+    @property
+    def _is_step_due(self) -> bool:
+        """Whether pipelines' code has run for as long as a denoising step that waits for it.
+
+        Where forwards run ahead, the code may have waited for the device: no step is due.
+        """
+        costs, own_s = self._scheduler.costs, self.fiber_s - self._step_ended_s
+        drawing = [s.parked for s in self.parked if s.draws and s.denoiser_calls > 1 and s.parked]
+        if self.private is not None or not drawing or costs.runs_ahead:
+            return False
+        return own_s >= max(costs.seconds(call.kind, call.rows) for call in drawing if call)
+
+    def admit(self, states: Sequence[RequestState]) -> None:
+        """Start the pipelines of requests that have left the queue."""
         if not self.by_number:
             have_changed = self._stages.contain("cache", True, self.answers.shared.have_changed)
             if self._isolation.note_weights() or have_changed:
@@ -83,16 +102,11 @@ class RunningRequests:
         self.by_number.update((state.number, state) for state in states)
         for state in self.by_number.values() if len(self.by_number) > 1 else ():
             state.has_company = True
-
-    def start(self, state: RequestState) -> None:
-        """Start the pipeline of a queued request."""
-        now_s = self._clock()
-        self._stages.contain("count", None, self._stats.start, now_s - state.submitted_s)
-        self._tell(state, Event("started", state.request_id, now_s))
-        if self.private is None and self._next is None:
-            self._do("start", self._begin, state, now_s)
-        else:
-            self.postponed.append(partial(self._start_late, state))
+        for state in states:
+            now_s = self._clock()
+            self._stages.contain("count", None, self._stats.start, now_s - state.submitted_s)
+            self._tell(state, Event("started", state.request_id, now_s))
+            self._start_late(state)
 
     def _start_late(self, state: RequestState) -> None:
         if state.has_failed and self._next is None:
@@ -104,18 +118,22 @@ class RunningRequests:
 
     def _must_wait(self, state: RequestState) -> bool:
         """Whether a request may not start yet; one that failed in company waits for all others."""
-        if self.private is not None or self._next not in (None, state):
+        if self.private is not None or self._next not in (None, state) or self._is_step_due:
             return True
         fibers = [entry.fiber for entry in self.by_number.values() if entry is not state]
         return state is self._next and any(fiber and fiber.is_alive for fiber in fibers)
 
     def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
-        """Resume requests with their answers or `Failure`s; skip ended requests."""
+        """Resume requests with their answers or `Failure`s, later if a step is due; skip ended."""
         for state, answer in answered:
-            if self.private not in (None, state):
+            self.held.discard(state.number)
+            is_step = state.draws
+            if self.private not in (None, state) or (self._is_step_due and not is_step):
+                self.held.add(state.number)
                 self.postponed.append(partial(self.resume, [(state, answer)]))
             elif state.status == "running":
                 self._do("resume", self._resume, state, answer)
+                self._step_ended_s = self.fiber_s if is_step else self._step_ended_s
 
     def _do(
         self, stage: RequestStage, work: Callable[..., None], state: RequestState, *args: Any
@@ -162,20 +180,19 @@ class RunningRequests:
         if state is not self.private:
             has_switches = runs_foreign_code(pipe, request.arguments)
             context = self._isolation.context(request.seed, has_switches=has_switches)
-            context.prompt_part = partial(self._prompt_part, state)
+            if not self._is_exact:
+                context.prompt_part = partial(self._prompt_part, state)
             return context
         state.timeline.exclusive = sorted(loaded.modules)
         return PrivateContext(pipe, loaded.modules, request.seed, loaded.device.torch)
 
     def _prompt_part(self, state: RequestState, component: str, tokens: int) -> int:
-        if self._is_exact:
-            return tokens
         parked = [other.parked for other in self.by_number.values() if other is not state]
         drawing = [call for call in parked if call is not None and call.phase == "denoise"]
         return self._scheduler.prompt_part(component, tokens, drawing)
 
     def resume_held(self) -> None:
-        """Do the work postponed during a private ride."""
+        """Do the work postponed during a private ride, or for a step."""
         postponed, self.postponed = ([], self.postponed) if self.private else (self.postponed, [])
         for work in postponed:
             work()
@@ -187,10 +204,7 @@ class RunningRequests:
                 self._end(state, None, error)
 
     def take_news(self) -> None:
-        """Process the inbox from other threads: cancellations, releases, results of host calls.
-
-        A released request continues in another engine.
-        """
+        """Process the inbox from other threads: cancellations, releases, results of host calls."""
         self.end_cancelled()
         for state in self._queue.take_released(self.states):
             state.timeline.is_moved = True
@@ -212,11 +226,7 @@ class RunningRequests:
             pass  # answered without a forward
 
     def _advance(self, state: RequestState, answer: Any) -> Any | None:
-        """Run a request's pipeline until its next call or its end, and handle that.
-
-        Returns:
-            The answer of a call that one of the request's own sources answers.
-        """
+        """Run a pipeline until its next call or its end; returns an answer without a forward."""
         began_s, failed_forward = self._clock(), None
         self._heartbeat.beat()
         self.have_advanced = True
@@ -317,11 +327,7 @@ class RunningRequests:
         self._tell(state, Event("step", timeline.request_id, now_s, *timeline.progress))
 
     def _tell_share(self, state: RequestState, share: float) -> None:
-        """Report the work of a request after its last step. On any thread.
-
-        Raises:
-            Cancelled: the request has ended.
-        """
+        """Report the work of a request after its last step. On any thread; as `_tell_prompt`."""
         timeline, before = state.timeline, state.timeline.progress
         if state.status == "finished":
             raise Cancelled("the request has ended")
@@ -329,9 +335,8 @@ class RunningRequests:
         if timeline.progress > before:
             self._tell(state, Event("step", state.request_id, self._clock(), *timeline.progress))
 
-    def _tell_text(self, state: RequestState, text: str, tokens: int, limit: int) -> None:
-        now_s = self._clock()
-        self._tell(state, Event("preview", state.request_id, now_s, tokens, limit, text=text))
+    def _tell_text(self, state: RequestState, text: str, done: int, limit: int) -> None:
+        self._tell(state, Event("preview", state.request_id, self._clock(), done, limit, text=text))
 
     def _tell_prompt(self, state: RequestState, text: str, *, is_whole: bool = False) -> None:
         """Report the rewritten prompt of a request as written so far. On any thread.
@@ -353,11 +358,7 @@ class RunningRequests:
     def _fail(
         self, state: RequestState, error: BaseException, mapped: Exception | None = None
     ) -> None:
-        """End a request with an exception, unless it has ended.
-
-        Args:
-            mapped: the error for the client; default: derived from `error`.
-        """
+        """End a request, unless it has ended; `mapped`: the client's error, not that of `error`."""
         if state.status != "finished":
             self._stages.contain("count", None, self._loaded.device.check, error)
             self._end(state, None, mapped or to_api_error(error, is_early=False))

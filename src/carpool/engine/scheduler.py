@@ -89,18 +89,16 @@ class Scheduler:
 
         From any thread; see `AdmissionControl.check`.
         """
-        refusal = self._stages.contain("predict", None, self._refusal, request, running, waited_s)
-        if refusal is not None:
-            raise refusal
 
-    def _refusal(
-        self, request: CheckedRequest, running: Sequence[RequestState], waited_s: float
-    ) -> CarpoolError | None:
-        try:
-            self.admission.check(request, running, waited_s)
-        except CarpoolError as refusal:
-            return refusal
-        return None
+        def refusal() -> CarpoolError | None:
+            try:
+                self.admission.check(request, running, waited_s)
+            except CarpoolError as error:
+                return error
+            return None
+
+        if (error := self._stages.contain("predict", None, refusal)) is not None:
+            raise error
 
     def admit(self, running: int) -> list[RequestState]:
         """Take the requests that start now out of the queue.
@@ -260,11 +258,7 @@ class Scheduler:
         self._queue.wait(self._version, self.wake_s)
 
     def reload(self) -> list[str]:
-        """Read the batching config again, from any thread; see `schedule.policy.reload`.
-
-        Returns:
-            The problems; with any, the old config stays.
-        """
+        """Read the batching config again; with problems, which it returns, the old one stays."""
         try:
             reload(self._policy, self._settings, self._server)
         except SettingRejected as error:

@@ -1,18 +1,13 @@
 """Translate OpenAI's fields to parameters of the served model's pipeline, and check them."""
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from carpool.errors import (
-    InvalidValue,
-    SizeRejected,
-    UnknownParameter,
-    UnsupportedParameter,
-    show,
-)
+from carpool.errors import InvalidValue, SizeRejected, UnknownParameter, UnsupportedParameter, show
 from carpool.media.outputs import FPS, check_fps
 from carpool.request.card import Card, Makes
 from carpool.request.images import NAMES as PICTURES
@@ -132,13 +127,7 @@ def pipeline_parameters(
     if product != makes:
         problem = f"{model.id} makes {product}, and this endpoint answers with {makes}"
         raise UnsupportedParameter(f"{problem}: {_ENDPOINTS[product]} makes them", param="model")
-    for name, value in fields.items():  # JSON can write half a character, "\ud800"
-        try:
-            for text in value if isinstance(value, list) else [value]:
-                (text if isinstance(text, str) else "").encode()
-        except UnicodeEncodeError:
-            rule = "must be text without lone surrogates"
-            raise InvalidValue(f"{name}={text[:40]!a}: {rule}", param=name) from None
+    check_characters(fields)
     declared = type(body).model_fields
     parameters = {
         name: value
@@ -150,6 +139,17 @@ def pipeline_parameters(
     if parameters.get("lora") is None and model.default_lora.get(client.owner):
         parameters["lora"] = model.default_lora[client.owner]
     return parameters
+
+
+def check_characters(fields: Mapping[str, Any]) -> None:
+    """Refuse half of a character, which JSON can write: "\\ud800"."""
+    for name, value in fields.items():
+        try:
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            rule = "must be text without lone surrogates: send whole characters"
+            raise InvalidValue(f"{name} has {half!a}: {rule}", param=name) from None
 
 
 def engine_request(

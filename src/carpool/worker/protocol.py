@@ -216,6 +216,7 @@ class RawText(msgspec.Struct):
     text: str
     finish_reason: str
     prompt_tokens: int
+    image_tokens: int
     completion_tokens: int
 
     def fields(self) -> dict[str, Any]:

@@ -65,7 +65,6 @@ class UpdateSender:
         self._lock = threading.Lock()
 
     def add(self, answered: "Answered") -> None:
-        """Queue an answer."""
         with self._lock:
             self._answered.append(answered)
             self._passed.pop(answered.request_id, None)  # number of an earlier call

@@ -21,8 +21,7 @@ COMMON = torch.tensor([[5 + 3 * j % 200 for j in range(3 * BLOCK)]])  # fixed in
 
 
 def reading(name: str, cls: type[Author] = Exactly) -> Author:
-    pipe = author(name)
-    pipe.__class__ = cls
+    pipe = author(name, kind=cls)
     for place, text in enumerate(pipe.texts):
         if "image_grid_thw" not in text:
             ids = torch.cat([COMMON, text["input_ids"]], 1)

@@ -29,8 +29,7 @@ def ids_of(tokens: int) -> Tensor:
 
 
 def made(name: str, cls: type[Author] = Author) -> Author:
-    pipe = author(name)
-    pipe.__class__ = cls
+    pipe = author(name, kind=cls)
     common: dict[str, Any] = {"max_new_tokens": 5, "min_new_tokens": 5}
     common |= {"pad_token_id": 0, "do_sample": True}
     prompts = [ids_of(tokens) for tokens in LENGTHS]

@@ -217,8 +217,7 @@ def test_a_plan_is_that_of_the_server_and_fails_where_it_is_none(
     ids: list[Any], problem: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(language_server, "PLANNER", "text_encoder")
-    pipe = author("glm", 1)
-    pipe.__class__ = Painter
+    pipe = author("glm", 1, Painter)
     planner = pipe.text_encoder
     answer = 200, json.dumps({"output_ids": ids})
     with serving(lambda *_: answer) as server, driving(pipe, language_url=server.url) as drive:

@@ -208,6 +208,7 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"stream": True, "stream_options": {"include_usage": 1}}, "invalid_value", OPTIONS),
     ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
     ({"messages": [{"role": "user", "contnt": "a"}]}, "unsupported_parameter", "messages"),
+    ({"messages": [user([{"type": "text", "text": "a \ud800"}])]}, "invalid_value", "messages"),
     ({"messages": [{"role": "user", "content": "a", "contnt": "a"}]}, UNSUPPORTED, "messages"),
     ({"messages": [{"role": "user"}]}, "invalid_value", "messages"),
 ]

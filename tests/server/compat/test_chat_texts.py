@@ -80,6 +80,8 @@ def test_a_greedy_answer_is_that_of_generate_with_its_tokens_counted(
     assert choice.finish_reason == "length"
     assert answer.usage.completion_tokens == 20
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 20
+    assert answer.usage.prompt_tokens_details.text_tokens == answer.usage.prompt_tokens
+    assert answer.usage.completion_tokens_details.text_tokens == 20
     assert answer.model == "writer"
 
 
@@ -349,6 +351,8 @@ def test_a_model_with_eyes_answers_about_pictures(several: Several) -> None:
         texts.append(answer.choices[0].message.content)
         assert texts[-1] == expected
         assert answer.usage.prompt_tokens == inputs["input_ids"].shape[1]
+        pictures = int((inputs["input_ids"] == model.config.image_token_id).sum())
+        assert answer.usage.prompt_tokens_details.image_tokens == pictures > 0
     assert texts[0] != texts[1]
 
 

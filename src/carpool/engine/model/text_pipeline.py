@@ -29,6 +29,7 @@ class TextOutput(BaseOutput):  # type: ignore[misc]
     text: str
     finish_reason: str  # "stop", or "length" if the token limit ended it
     prompt_tokens: int
+    image_tokens: int  # of these, of pictures
     completion_tokens: int
 
 
@@ -111,7 +112,8 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
         stops: Sequence[str],
         sampling: Mapping[str, Any],
     ) -> TextOutput:
-        start = inputs["input_ids"].shape[1]
+        ids, image = inputs["input_ids"], getattr(self.model.config, "image_token_id", None) or -1
+        start = ids.shape[1]
         limit = self._limit(start, max_new_tokens)
         text = WrittenText(self.tokenizer, stops, limit, self.on_text)
         config = self.model.generation_config
@@ -123,7 +125,8 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
             stopping_criteria=StoppingCriteriaList([text]),
         )  # fmt: skip
         has_ended = text.has_stopped or text.ids[-1] in ends
-        return TextOutput(text.end(), "stop" if has_ended else "length", start, len(text.ids))
+        reason = "stop" if has_ended else "length"
+        return TextOutput(text.end(), reason, start, int(ids.eq(image).sum()), len(text.ids))
 
     def _limit(self, start: int, max_new_tokens: int | None) -> int:
         """The limit of new tokens after `start` input tokens.

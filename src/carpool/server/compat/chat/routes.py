@@ -14,6 +14,7 @@ from carpool.server.compat.chat.answers import ImageChunks
 from carpool.server.compat.chat.text_answers import as_sent
 from carpool.server.compat.chat.texts import parse_text_request
 from carpool.server.dependencies import Context, WorkRoute, router_of
+from carpool.server.openai_fields import check_characters
 from carpool.server.requests import parse_image_request
 from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import stage_metrics
@@ -32,6 +33,7 @@ async def create_chat_completion(context: Context) -> Any:
     state, request = context.state, context.request
     values = await read_json(request)
     without_pictures({name: value for name, value in values.items() if name != "messages"})
+    check_characters({"messages": values.get("messages")})
     chat = validated(bodies.ChatRequest, values)
     has_usage = bodies.includes_usage(chat)
     if (writer := await _language_model(context, chat.model)) is not None:

@@ -86,13 +86,13 @@ class ParsedTextRequest(Chunks):
 
 def usage_of(texts: Sequence[protocol.RawText]) -> bodies.ChatUsage:
     """The tokens of several answers to one conversation; its own tokens count once."""
-    prompt = texts[0].prompt_tokens if texts else 0
+    prompt, images = (texts[0].prompt_tokens, texts[0].image_tokens) if texts else (0, 0)
     completion = sum(text.completion_tokens for text in texts)
     return bodies.ChatUsage(
         prompt_tokens=prompt,
-        prompt_tokens_details=bodies.ChatTokens(),
+        prompt_tokens_details=bodies.ChatTokens(text_tokens=prompt - images, image_tokens=images),
         completion_tokens=completion,
-        completion_tokens_details=bodies.ChatTokens(),
+        completion_tokens_details=bodies.ChatTokens(text_tokens=completion),
         total_tokens=prompt + completion,
     )
 

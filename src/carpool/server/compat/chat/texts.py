@@ -89,15 +89,13 @@ async def parse_text_request(
     if "prompt" in values or "image" in parameters:
         raise UnsupportedParameter("prompt is not supported here: send messages", param="prompt")
     messages, pictures = _conversation(chat.messages)
-    n = check_n(1 if body.n is None else body.n, model.max_n)
-    images: list[Any] = []
+    n, images = check_n(1 if body.n is None else body.n, model.max_n), list[Any]()
     if pictures and model.card.tasks[0].takes("image"):
         reading = decoded({"image_url": pictures}, model.card, context.intake(n), url_of)
         images = (await context.unless_disconnected(reading))["image_url"]
-    parameters["messages"] = messages
     if body.deadline_s is not None:
         parameters["deadline_s"] = body.deadline_s
-    parameters |= {"image": images} if images else {}
+    parameters |= {"messages": messages, **({"image": images} if images else {})}
     whole = engine_request(body, context.client.key, parameters, None)
     warnings = tuple(f"{name} has no effect on texts" for name in idle)
     requests = [
