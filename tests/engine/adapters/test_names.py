@@ -6,7 +6,6 @@ import torch
 from carpool.engine.adapters.names import readable
 
 PATHS = [QWEN := "transformer_blocks.0.attn.to_q", "blocks.0.attn1.to_q"]
-CLIP = "text_model.encoder.layers.0.mlp.fc1"
 UP = f"transformer.{QWEN}.lora_B.weight"
 
 
@@ -17,14 +16,14 @@ UP = f"transformer.{QWEN}.lora_B.weight"
         ("transformer", f"diffusion_model.{QWEN}.lora_up.weight", UP),
         ("transformer", f"lora_transformer_{QWEN.replace('.', '_')}.lora_up.weight", UP),
         ("transformer", f"base_model.model.{QWEN}.lora_m", f"transformer.{QWEN}.lora_m"),
+        ("transformer", name := "transformer.blocks.0.ffn.net.2.alpha", name),
         ("transformer", "blocks.0.self_attn.q.lora_A.default.weight",
          "diffusion_model.blocks.0.self_attn.q.lora_A.weight"),
         ("flux", "diffusion_model.double_blocks.0.img_attn.qkv.lora_B.weight",
          "lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight"),
         ("unet", "diffusion_model.middle_block.1.proj_in.lora_A.weight",
          "lora_unet_middle_block_1_proj_in.lora_down.weight"),
-        ("unet", f"text_encoders.clip_g.transformer.{CLIP}.alpha",
-         f"lora_te2_{CLIP.replace('.', '_')}.alpha"),
+        ("unet", "text_encoders.clip_g.transformer.a.fc1.alpha", "lora_te2_a_fc1.alpha"),
     ],
 )  # fmt: skip
 def test_a_name_becomes_one_that_is_read(component: str, name: str, expected: str) -> None:

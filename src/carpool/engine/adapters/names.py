@@ -10,11 +10,9 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 _PEFT = r"(?:base_model\.model\.)?"
-_PREFIX = re.compile(
-    rf"^{_PEFT}(?:(?:model\.)?diffusion_model\.|transformer\.|unet\.|lora_(?:unet|transformer)_)?"
-)
+_PREFIX = re.compile(rf"^{_PEFT}(?:(?:model\.)?diffusion_model\.|lora_(?:unet|transformer)_)?")
 _WAN = re.compile(
-    rf"^(?:{_PEFT}|model\.diffusion_model\.|transformer\.)(?=blocks\.\d+\.(?:\w+_attn|ffn)\.)"
+    rf"^(?:{_PEFT}|model\.diffusion_model\.|transformer\.)(?=blocks\.\d+\.(?:\w+_attn\.|ffn\.\d))"
 )
 _COMFYUI = re.compile(  # original paths of Stable Diffusion, its text encoders, and FLUX.1
     rf"^{_PEFT}(?:model\.)?(?:diffusion_model\.|text_encoders\.clip_(l|g)\.transformer\."
