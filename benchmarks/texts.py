@@ -14,6 +14,9 @@ request draws. Its waits between two steps are CPU time of the engine's thread.
 import argparse
 import gc
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from itertools import pairwise
 from typing import Any
@@ -30,9 +33,9 @@ from carpool.engine.observe.timeline import Forward
 from carpool.request.parameters import check
 from carpool.types import Request
 from carpool_lab.check.lockstep import OutcomeListener
-from support.tiny.checkpoints import build
 
 TEXTS, WRITERS = 16, 6
+SETTINGS = EngineSettings(device="cpu", max_running=32, max_batch_size=32)
 LENGTHS = (20, 33, 48, 48, 40, 25, 48, 37)
 PLANNED = {"height": 512, "width": 512, "max_sequence_length": 64, "output_type": "latent"}
 CHAT: dict[str, Any] = {"do_sample": False, "max_new_tokens": 32, "pad_token_id": 0}
@@ -116,9 +119,8 @@ def by_generate_batch(pipe: Author, expected: list[Tensor]) -> float:
 def waits(pipe: DiffusionPipeline) -> tuple[list[float], float]:
     """CPU seconds between a drawing's steps while plans are written beside it, and of a step."""
     forwards: list[Forward] = []
-    settings = EngineSettings(device="cpu", max_running=32, max_batch_size=32)
-    loaded, clock = load(pipe, settings), time.thread_time
-    engine = EngineCore(loaded, settings, clock=clock, observers=[forwards.append])
+    loaded, clock = load(pipe, SETTINGS), time.thread_time
+    engine = EngineCore(loaded, SETTINGS, clock=clock, observers=[forwards.append])
     gc.freeze()  # as a server's worker does
     engine.enter()
     drawing = submit(engine, "a cat", 0, num_inference_steps=1000, **PLANNED)
@@ -138,16 +140,15 @@ def waits(pipe: DiffusionPipeline) -> tuple[list[float], float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=3)
-    turns, pipe, planner = parser.parse_args().turns, built(), build("glm")
-    for part in planner.components.values():
-        if isinstance(part, nn.Module):
-            part.requires_grad_(False)
-    settings = EngineSettings(device="cpu", max_running=32, max_batch_size=32)
+    turns, pipe = parser.parse_args().turns, built()
+    with tempfile.TemporaryDirectory() as path:
+        subprocess.run([sys.executable, "-m", "support.tiny.wider", "glm", "{}", path], check=True)
+        planner = DiffusionPipeline.from_pretrained(path)
     seconds, chats, widths, beside = [], [], [], []
     for _ in range(turns):
         plain_s, texts = plainly(pipe)
         forwards: list[Forward] = []
-        engine = EngineCore(load(pipe, settings), settings, observers=[forwards.append])
+        engine = EngineCore(load(pipe, SETTINGS), SETTINGS, observers=[forwards.append])
         engine.enter()
         seconds.append((plain_s, by_engine(engine, texts)))
         widths.append(statistics.mean(forward.requests for forward in forwards))
