@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 from carpool.engine.answers import AnswerList, StartOver
@@ -78,19 +79,20 @@ class RunningRequests:
     @property
     def due(self) -> list[RequestState]:
         """The requests of which some run next: if a step is due, only those that draw."""
-        return [s for s in self.parked if s.draws] if self._is_step_due else self.parked
+        is_due = self.fiber_s >= self._due_s
+        return [state for state in self.parked if state.draws or not is_due]
 
     @property
-    def _is_step_due(self) -> bool:
-        """Whether pipelines' code has run for as long as a denoising step that waits for it.
+    def _due_s(self) -> float:
+        """The `fiber_s` at which a waiting step is due: pipelines' code has taken as long as it.
 
-        Where forwards run ahead, the code may have waited for the device: no step is due.
+        Infinite without one, and where forwards run ahead: the code may have waited for the device.
         """
-        costs, own_s = self._scheduler.costs, self.fiber_s - self._step_ended_s
+        costs = self._scheduler.costs
+        if self.private is not None or costs.runs_ahead:
+            return inf
         drawing = [s.parked for s in self.parked if s.draws and s.denoiser_calls > 1 and s.parked]
-        if self.private is not None or not drawing or costs.runs_ahead:
-            return False
-        return own_s >= max(costs.seconds(call.kind, call.rows) for call in drawing if call)
+        return self._step_ended_s + max([costs.seconds(c.kind, c.rows) for c in drawing] or [inf])
 
     def admit(self, states: Sequence[RequestState]) -> None:
         """Start the pipelines of requests that have left the queue."""
@@ -118,17 +120,19 @@ class RunningRequests:
 
     def _must_wait(self, state: RequestState) -> bool:
         """Whether a request may not start yet; one that failed in company waits for all others."""
-        if self.private is not None or self._next not in (None, state) or self._is_step_due:
+        is_due = self.fiber_s >= self._due_s
+        if self.private is not None or self._next not in (None, state) or is_due:
             return True
         fibers = [entry.fiber for entry in self.by_number.values() if entry is not state]
         return state is self._next and any(fiber and fiber.is_alive for fiber in fibers)
 
     def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
         """Resume requests with their answers or `Failure`s, later if a step is due; skip ended."""
+        due_s = self._due_s
         for state, answer in answered:
             self.held.discard(state.number)
             is_step = state.draws
-            if self.private not in (None, state) or (self._is_step_due and not is_step):
+            if self.private not in (None, state) or (self.fiber_s >= due_s and not is_step):
                 self.held.add(state.number)
                 self.postponed.append(partial(self.resume, [(state, answer)]))
             elif state.status == "running":
