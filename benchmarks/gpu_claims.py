@@ -148,9 +148,6 @@ CLAIMS = {
         "Streamed weights are never read before they are there: pictures are the same.",
         f"{_TESTS}streaming_on_device.py", streamed,
     ),
-    "compiled": Claim(
-        "Compiled blocks give the same pictures.", "tests/engine/model/test_compile.py", compiled,
-    ),
     "placed": Claim(
         "A component that is placed elsewhere computes there.", f"{_TESTS}places.py", placed,
     ),

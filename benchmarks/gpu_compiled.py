@@ -3,8 +3,11 @@
 The seconds of compiling are in `took s` of a model's first row.
 """
 
+from functools import partial
+
 from benchmarks import gpu_engine, gpu_rows
 from benchmarks.gpu_build import Built, Rig
+from benchmarks.gpu_claims import compiled, tried
 from benchmarks.gpu_records import Rows
 from carpool.engine.model.compiling import keep_device_guard, repeated_blocks
 
@@ -20,3 +23,5 @@ def compile_blocks(subject: Built) -> None:
 def measure(rig: Rig, rows: Rows) -> None:
     gpu_rows.measure(rig, rows, compile_blocks, "compiled")
     gpu_engine.measure(rig, rows, compile_blocks, "compiled", NAMES, ("off", "continuous"))
+    if not rig.is_tiny:  # the compiler of CPUs takes minutes
+        rows.measure("shapes, pictures", partial(tried, compiled, rig))

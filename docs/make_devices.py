@@ -22,8 +22,8 @@ single stream, results are copied after the queued forwards.
 ## Claims of the simulated device
 
 These claims hold on the simulated device. `python -m benchmarks.gpu_page check waits` tests each of
-them on a real one and names those that fail. On an [H200](gpu-h200.md) all held but *compiled*,
-which was not finished.
+them on a real one and names those that fail. On an [H200](gpu-h200.md) all held,
+*ahead* with FLUX.1-dev, *lost* after a repair.
 
 {{claims}}
 

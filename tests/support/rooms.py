@@ -30,7 +30,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "python, cli, settings": (4_800, 4_800),
     "others": (4_200, 4_781),
     "lab": (4_200, 5_328),
-    "benchmarks, proof": (7_400, 7_029),
+    "benchmarks, proof": (7_400, 7_031),
     "tests": (50_000, 74_355),
 }
 
