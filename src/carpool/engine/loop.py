@@ -328,7 +328,9 @@ class EngineCore:
             states := self.scheduler.admit(len(self.running.by_number))
         ):
             self.running.admit(states)
-        selections = self.scheduler.select(self.running.due)
+        parked = self.running.parked
+        due = self.running.due(parked) if len(parked) > 1 else parked
+        selections = self.scheduler.select(due)
         selected = [state for selection in selections for state in selection]
         if selected:
             forward_at_s, ride = self._clock(), self.running.private

@@ -76,11 +76,9 @@ class RunningRequests:
         states = self.by_number.values() if self.private is None else [self.private]
         return [state for state in states if state.is_parked and state.number not in self.held]
 
-    @property
-    def due(self) -> list[RequestState]:
+    def due(self, parked: list[RequestState]) -> list[RequestState]:
         """The requests of which some run next: if a step is due, only those that draw."""
-        is_due = self.fiber_s >= self._due_s
-        return [state for state in self.parked if state.draws or not is_due]
+        return [s for s in parked if s.draws] if self.fiber_s >= self._due_s else parked
 
     @property
     def _due_s(self) -> float:
@@ -91,7 +89,7 @@ class RunningRequests:
         costs = self._scheduler.costs
         if self.private is not None or costs.runs_ahead:
             return inf
-        drawing = [s.parked for s in self.parked if s.draws and s.denoiser_calls > 1 and s.parked]
+        drawing = [s.parked for s in self.states if s.draws and s.denoiser_calls > 1 and s.parked]
         return self._step_ended_s + max([costs.seconds(c.kind, c.rows) for c in drawing] or [inf])
 
     def admit(self, states: Sequence[RequestState]) -> None:
@@ -128,7 +126,7 @@ class RunningRequests:
 
     def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
         """Resume requests with their answers or `Failure`s, later if a step is due; skip ended."""
-        due_s = self._due_s
+        due_s = self._due_s if len(self.by_number) > 1 else inf
         for state, answer in answered:
             self.held.discard(state.number)
             is_step = state.draws
@@ -191,8 +189,7 @@ class RunningRequests:
         return PrivateContext(pipe, loaded.modules, request.seed, loaded.device.torch)
 
     def _prompt_part(self, state: RequestState, component: str, tokens: int) -> int:
-        parked = [other.parked for other in self.by_number.values() if other is not state]
-        drawing = [call for call in parked if call is not None and call.phase == "denoise"]
+        drawing = [s.parked for s in self.states if s is not state and s.draws and s.parked]
         return self._scheduler.prompt_part(component, tokens, drawing)
 
     def resume_held(self) -> None:
@@ -331,7 +328,7 @@ class RunningRequests:
         self._tell(state, Event("step", timeline.request_id, now_s, *timeline.progress))
 
     def _tell_share(self, state: RequestState, share: float) -> None:
-        """Report the work of a request after its last step. On any thread; as `_tell_prompt`."""
+        """Report the work of a request after its last step. On any thread, as `_tell_prompt`."""
         timeline, before = state.timeline, state.timeline.progress
         if state.status == "finished":
             raise Cancelled("the request has ended")
@@ -343,11 +340,7 @@ class RunningRequests:
         self._tell(state, Event("preview", state.request_id, self._clock(), done, limit, text=text))
 
     def _tell_prompt(self, state: RequestState, text: str, *, is_whole: bool = False) -> None:
-        """Report the rewritten prompt of a request as written so far. On any thread.
-
-        Raises:
-            Cancelled: the request has ended.
-        """
+        """Report the prompt as rewritten so far. On any thread; `Cancelled` ends a late writer."""
         if state.status == "finished":
             raise Cancelled("the request has ended")
         now_s = self._clock()
