@@ -317,7 +317,8 @@ class EngineCore:
         """Make one turn: admit, choose, run, resume. False if there was nothing to run."""
         if self.stages.has_faults:
             self.stages.reach("turn")
-        began_s, forward_s, before_s = self._clock(), 0.0, self.running.fiber_s
+        began_s, forward_s = self._clock(), 0.0
+        self.running.fiber_s = self.running.longest_s = 0.0
         self.running.have_advanced = False
         self.heartbeat.beat()
         if self._queue.has_news:
@@ -328,28 +329,27 @@ class EngineCore:
             states := self.scheduler.admit(len(self.running.by_number))
         ):
             self.running.admit(states)
-        parked = self.running.parked
-        due = self.running.due(parked) if len(parked) > 1 else parked
-        selections = self.scheduler.select(due)
+            for state in states:
+                self.running.start(state)
+        selections = self.scheduler.select(self.running.parked)
         selected = [state for selection in selections for state in selection]
         if selected:
-            forward_at_s, ride = self._clock(), self.running.private
+            forward_at_s = self._clock()
+            ride = self.running.private
             answers = [self.runner.inside(ride)] if ride else self.runner.execute(selections)
-            forward_s, self.running.longest_s = self._clock() - forward_at_s, 0.0
-            resumed_s = self.running.fiber_s
+            forward_s = self._clock() - forward_at_s
             if self._queue.has_ended:
                 self.running.end_cancelled()
             self.running.resume(zip(selected, answers, strict=True))
-            resumed = len([state for state in selected if state.number not in self.running.held])
             if self.running.answers.shared.has_news:
                 self.running.resume(self.running.answers.repeated(self.running.parked))
-        turn_s, fiber_s = self._clock() - began_s, self.running.fiber_s - before_s
+        turn_s, fiber_s = self._clock() - began_s, self.running.fiber_s
         self._stats.turn_s += turn_s
         self._stats.forward_s += forward_s
         self._stats.fiber_s += fiber_s
         if selected and not ride:
-            loop_s, own_s = turn_s - forward_s - fiber_s, self.running.fiber_s - resumed_s
+            loop_s, longest_s = turn_s - forward_s - fiber_s, self.running.longest_s
             kind, learn = self.scheduler.kind, self.scheduler.learning.turn
-            turn = kind, resumed, loop_s, own_s, self.running.longest_s
+            turn = kind, len(selected), loop_s, fiber_s, longest_s
             self.stages.contain("learn", None, learn, *turn)
         return bool(selected) or self.running.have_advanced or self._queue.has_news

@@ -100,7 +100,6 @@ class RequestState:
     effects: EffectObserver | None = None  # set once it runs
     descriptions: Descriptions = field(default_factory=dict)
     is_parked: bool = False
-    draws: bool = False  # it is parked on a denoiser's call
     is_private: bool = False  # it rides alone, on the original pipeline
     has_company: bool = False  # another request was in the engine at the same time
     has_failed: bool = False  # failed in company: runs again alone
@@ -179,7 +178,7 @@ class RequestState:
         fiber = self.fiber
         assert fiber is not None, "only running requests are resumed"
         if self.is_parked:
-            self.is_parked = self.draws = False
+            self.is_parked = False
             del self.call  # frees its tensors as soon as the pipeline drops them
         elif not fiber.is_alive:
             return fiber.start()
@@ -191,7 +190,6 @@ class RequestState:
         """Wait for a forward of this call. Returns whether a denoising step was completed."""
         self.call, self.key, self.rows, self.order, self.is_parked = call, key, rows, order, True
         phase, timeline = call.target.phase, self.timeline
-        self.draws = phase == "denoise"
         if phase != timeline.phase:
             timeline.enter(phase, now_s)
         return timeline.reached(timeline.steps if phase == "decode" else steps_done)
@@ -238,7 +236,7 @@ class RequestState:
             except RuntimeError:  # a defect of this request only
                 log.exception("request %s could not be unwound", self.request_id)
         if self.is_parked:
-            self.is_parked = self.draws = False
+            self.is_parked = False
             del self.call
         if self.context is not None:
             self.context.free()

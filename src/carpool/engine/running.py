@@ -5,10 +5,9 @@ engine's thread.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from math import inf
 from typing import Any
 
 from carpool.engine.answers import AnswerList, StartOver
@@ -60,9 +59,7 @@ class RunningRequests:
         self._next: RequestState | None = None  # starts after all others have ended; blocks others
         self.postponed: list[Callable[[], None]] = []  # runs after the private ride
         self._calls = 0  # calls parked so far
-        self.fiber_s = self.longest_s = 0.0  # in the pipelines' code; longest stretch of this turn
-        self._step_ended_s = 0.0  # `fiber_s` at the end of the last denoising step
-        self.held: set[int] = set()  # numbers of requests whose answers wait for a step
+        self.fiber_s = self.longest_s = 0.0  # in the pipelines' code this turn; longest stretch
         self.have_advanced = False  # whether a pipeline's code has run this turn
 
     @property
@@ -74,26 +71,10 @@ class RunningRequests:
     def parked(self) -> list[RequestState]:
         """The requests that wait for a forward."""
         states = self.by_number.values() if self.private is None else [self.private]
-        return [state for state in states if state.is_parked and state.number not in self.held]
+        return [state for state in states if state.is_parked]
 
-    def due(self, parked: list[RequestState]) -> list[RequestState]:
-        """The requests of which some run next: if a step is due, only those that draw."""
-        return [s for s in parked if s.draws] if self.fiber_s >= self._due_s else parked
-
-    @property
-    def _due_s(self) -> float:
-        """The `fiber_s` at which a waiting step is due: pipelines' code has taken as long as it.
-
-        Infinite without one, and where forwards run ahead: the code may have waited for the device.
-        """
-        costs = self._scheduler.costs
-        if self.private is not None or costs.runs_ahead:
-            return inf
-        drawing = [s.parked for s in self.states if s.draws and s.denoiser_calls > 1 and s.parked]
-        return self._step_ended_s + max([costs.seconds(c.kind, c.rows) for c in drawing] or [inf])
-
-    def admit(self, states: Sequence[RequestState]) -> None:
-        """Start the pipelines of requests that have left the queue."""
+    def admit(self, states: Iterable[RequestState]) -> None:
+        """Add requests that have left the queue, before the first of them starts."""
         if not self.by_number:
             have_changed = self._stages.contain("cache", True, self.answers.shared.have_changed)
             if self._isolation.note_weights() or have_changed:
@@ -102,11 +83,16 @@ class RunningRequests:
         self.by_number.update((state.number, state) for state in states)
         for state in self.by_number.values() if len(self.by_number) > 1 else ():
             state.has_company = True
-        for state in states:
-            now_s = self._clock()
-            self._stages.contain("count", None, self._stats.start, now_s - state.submitted_s)
-            self._tell(state, Event("started", state.request_id, now_s))
-            self._start_late(state)
+
+    def start(self, state: RequestState) -> None:
+        """Start the pipeline of a queued request."""
+        now_s = self._clock()
+        self._stages.contain("count", None, self._stats.start, now_s - state.submitted_s)
+        self._tell(state, Event("started", state.request_id, now_s))
+        if self.private is None and self._next is None:
+            self._do("start", self._begin, state, now_s)
+        else:
+            self.postponed.append(partial(self._start_late, state))
 
     def _start_late(self, state: RequestState) -> None:
         if state.has_failed and self._next is None:
@@ -118,24 +104,18 @@ class RunningRequests:
 
     def _must_wait(self, state: RequestState) -> bool:
         """Whether a request may not start yet; one that failed in company waits for all others."""
-        is_due = self.fiber_s >= self._due_s
-        if self.private is not None or self._next not in (None, state) or is_due:
+        if self.private is not None or self._next not in (None, state):
             return True
         fibers = [entry.fiber for entry in self.by_number.values() if entry is not state]
         return state is self._next and any(fiber and fiber.is_alive for fiber in fibers)
 
     def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
-        """Resume requests with their answers or `Failure`s, later if a step is due; skip ended."""
-        due_s = self._due_s if len(self.by_number) > 1 else inf
+        """Resume requests with their answers or `Failure`s; skip ended requests."""
         for state, answer in answered:
-            self.held.discard(state.number)
-            is_step = state.draws
-            if self.private not in (None, state) or (self.fiber_s >= due_s and not is_step):
-                self.held.add(state.number)
+            if self.private not in (None, state):
                 self.postponed.append(partial(self.resume, [(state, answer)]))
             elif state.status == "running":
                 self._do("resume", self._resume, state, answer)
-                self._step_ended_s = self.fiber_s if is_step else self._step_ended_s
 
     def _do(
         self, stage: RequestStage, work: Callable[..., None], state: RequestState, *args: Any
@@ -182,18 +162,20 @@ class RunningRequests:
         if state is not self.private:
             has_switches = runs_foreign_code(pipe, request.arguments)
             context = self._isolation.context(request.seed, has_switches=has_switches)
-            if not self._is_exact:
-                context.prompt_part = partial(self._prompt_part, state)
+            context.prompt_part = partial(self._prompt_part, state)
             return context
         state.timeline.exclusive = sorted(loaded.modules)
         return PrivateContext(pipe, loaded.modules, request.seed, loaded.device.torch)
 
     def _prompt_part(self, state: RequestState, component: str, tokens: int) -> int:
-        drawing = [s.parked for s in self.states if s is not state and s.draws and s.parked]
+        if self._is_exact:
+            return tokens
+        parked = [other.parked for other in self.by_number.values() if other is not state]
+        drawing = [call for call in parked if call is not None and call.phase == "denoise"]
         return self._scheduler.prompt_part(component, tokens, drawing)
 
     def resume_held(self) -> None:
-        """Do the work postponed during a private ride, or for a step."""
+        """Do the work postponed during a private ride."""
         postponed, self.postponed = ([], self.postponed) if self.private else (self.postponed, [])
         for work in postponed:
             work()
@@ -336,8 +318,9 @@ class RunningRequests:
         if timeline.progress > before:
             self._tell(state, Event("step", state.request_id, self._clock(), *timeline.progress))
 
-    def _tell_text(self, state: RequestState, text: str, done: int, limit: int) -> None:
-        self._tell(state, Event("preview", state.request_id, self._clock(), done, limit, text=text))
+    def _tell_text(self, state: RequestState, text: str, tokens: int, limit: int) -> None:
+        now_s = self._clock()
+        self._tell(state, Event("preview", state.request_id, now_s, tokens, limit, text=text))
 
     def _tell_prompt(self, state: RequestState, text: str, *, is_whole: bool = False) -> None:
         """Report the prompt as rewritten so far. On any thread; `Cancelled` ends a late writer."""
@@ -355,7 +338,11 @@ class RunningRequests:
     def _fail(
         self, state: RequestState, error: BaseException, mapped: Exception | None = None
     ) -> None:
-        """End a request, unless it has ended; `mapped`: the client's error, not that of `error`."""
+        """End a request with an exception, unless it has ended.
+
+        Args:
+            mapped: the error for the client; default: derived from `error`.
+        """
         if state.status != "finished":
             self._stages.contain("count", None, self._loaded.device.check, error)
             self._end(state, None, mapped or to_api_error(error, is_early=False))
