@@ -1,1 +1,1 @@
-"""The HTTP front: image, video, chat and job APIs over a pool or fleet of workers. No torch."""
+"""The HTTP front: image, video, chat and job APIs over a fleet of workers. No torch."""

@@ -33,7 +33,7 @@ def create_app(
     keys: Keyring | None = None,
     traces: Tracing | None = None,
 ) -> FastAPI:
-    """Make the application over a backend: a pool or a fleet of workers.
+    """Make the application over a fleet of workers.
 
     The caller starts and stops the fleet; until it is ready, requests are refused with 503.
     The same holds for the runner, without which there are no jobs.
