@@ -5,9 +5,9 @@ usage: make real-size   (or: python -m proof.real_size [--model flux,wan] [--mem
 
 FLUX.1-schnell and Wan 2.2 A14B with random weights are written to a folder, served by `carpool
 serve`, and removed; models in an explicit FOLDER stay and are reused. It needs 24 GB of memory,
-60 GB of disk (int8 of Wan: 70 GB), and up to an hour. Each row is stored as soon as it is measured. Memory is the
-worker's, as reported by Linux and sampled from outside. `--write` puts the tables into
-docs/streaming.md.
+60 GB of disk (int8 of Wan: 70 GB), and up to an hour. Each row is stored as soon as it is measured.
+Memory is the worker's, as reported by Linux and sampled from outside. `--write` puts the tables
+into docs/streaming.md.
 """
 
 import argparse
