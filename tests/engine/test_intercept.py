@@ -91,6 +91,17 @@ def test_inside_a_fiber_a_call_parks_with_its_arguments() -> None:
         assert fiber.resume("an answer") == Returned("an answer")
 
 
+def test_it_can_be_installed_again() -> None:
+    module = Doubler()
+    interception = intercept.Interception({"transformer": module})
+
+    for _ in range(2):
+        interception.install()
+        assert isinstance(Fiber(lambda: module(ONE)).start(), intercept.Call)
+        interception.remove()
+        assert Fiber(lambda: module(ONE)).start() == Returned(2 * ONE)
+
+
 class Alone:
     """The context of a fiber that shares nothing."""
 
