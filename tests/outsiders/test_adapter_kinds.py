@@ -222,6 +222,10 @@ REFUSED: dict[str, tuple[Callable[[], State], str]] = {
         lambda: flux() | {next(iter(flux())): torch.full((4, 32), torch.inf)},
         "NaN or infinite",
     ),
+    "a vector for a matrix": (
+        lambda: flux() | {n: torch.ones(32) for n in flux() if n.endswith("lora_B.weight")},
+        "must be a matrix",
+    ),
     "scaled float8": (
         lambda: as_type(torch.float8_e4m3fn) | {"transformer.x.scale_weight": torch.ones(())},
         "scaled float8",

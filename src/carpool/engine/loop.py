@@ -334,8 +334,7 @@ class EngineCore:
         selections = self.scheduler.select(self.running.parked)
         selected = [state for selection in selections for state in selection]
         if selected:
-            forward_at_s = self._clock()
-            ride = self.running.private
+            forward_at_s, ride = self._clock(), self.running.private
             answers = [self.runner.inside(ride)] if ride else self.runner.execute(selections)
             forward_s = self._clock() - forward_at_s
             if self._queue.has_ended:

@@ -1,7 +1,6 @@
 """Names of an adapter's tensors, changed to names that diffusers' loaders read.
 
-Some loaders fail at a prefix of ComfyUI before a denoiser's own paths, at alphas beside them, or at
-the name of an adapter in them.
+Some loaders fail at ComfyUI's prefix of a denoiser's own paths, or at alphas or `.default` there.
 """
 
 import re

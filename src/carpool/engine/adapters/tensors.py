@@ -136,6 +136,8 @@ def read_tensors(file: Path) -> AdapterTensors:
             raise LoraRejected(f"{file.name} has NaN or infinite values in {name}")
         if name.endswith("alpha") and tensor.numel() != 1:
             raise LoraRejected(f"{name} has {tensor.numel()} entries: must be one number")
+        if _UP.search(name) and (tensor.ndim < 2 or not tensor.numel()):
+            raise LoraRejected(f"{name} has shape {list(tensor.shape)}: must be a matrix")
     if turned := _without_negative_alphas(tensors):
         tensors, is_as_in_file = turned, False
     return AdapterTensors(tensors, header, _peft_config(file), is_as_in_file, _digest(file))
