@@ -99,7 +99,7 @@ ODD: dict[str, tuple[Callable[[], State | bytes], str]] = {  # by the file, and 
     "halves.safetensors": (lambda: only("lora_B", 1), "cannot load|not complete"),
     "rank 0.safetensors": (
         lambda: {n: w[:0] if "lora_A" in n else w[:, :0].clone() for n, w in lora(1).items()},
-        "positive integer",
+        "must be a matrix",
     ),
 }
 SPECIAL: dict[str, tuple[str, Callable[[Path], None]]] = {  # what is no file at all
