@@ -73,7 +73,6 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "msgspec": (
         "carpool/worker/encoding.py",
         "carpool/worker/protocol.py",
-        "carpool/worker/fork_protocol.py",
         "carpool/worker/message_handler.py",
         "carpool/fleet/moves.py",
         "carpool/fleet/waiting_requests.py",

@@ -23,7 +23,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "engine": (13_800, 25_503),
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 3_993),
-    "worker": (2_500, 3_147),
+    "worker": (2_500, 3_109),
     "server": (5_000, 6_855),
     "compat": (1_300, 2_170),
     "jobs, media": (3_000, 3_966),
@@ -31,7 +31,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_781),
     "lab": (4_200, 5_328),
     "benchmarks, proof": (7_400, 7_031),
-    "tests": (50_000, 74_353),
+    "tests": (50_000, 74_352),
 }
 
 

@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from carpool.worker.protocol import Picture, ToFront, ToWorker
+from carpool.worker.protocol import ForkRequest, Picture, ToFront, ToWorker
 
 LENGTH = struct.Struct(">I")
+NUMBER = struct.Struct(">i")  # a process id or an exit status
 
 
 def image_of(picture: Picture) -> Image.Image:
@@ -25,7 +26,7 @@ def image_of(picture: Picture) -> Image.Image:
 _PICTURE = 1  # msgpack extension code of a PIL image: mode, size, pixels
 _ARRAY = 2  # of an array: type, shape, content
 Undecodable = msgspec.DecodeError
-"""Raised by `decode_to_worker` and `decode_to_front`: the other end violates the protocol."""
+"""Raised by all functions that decode a message: the other end violates the protocol."""
 _PACKED = "carpool-packed"  # key in the `info` of an image that is already packed
 
 
@@ -64,9 +65,10 @@ decode_to_worker: Callable[[bytes], ToWorker]
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker, ext_hook=_unpacked).decode
 decode_to_front: Callable[[bytes], ToFront]
 decode_to_front = msgspec.msgpack.Decoder(ToFront, ext_hook=_unpacked).decode
+decode_fork_request = msgspec.msgpack.Decoder(ForkRequest).decode
 
 
-def encode_body(message: ToWorker | ToFront) -> bytes:
+def encode_body(message: ToWorker | ToFront | ForkRequest) -> bytes:
     """Encode a message without its length, for a transport with its own framing."""
     try:
         return _encoder.encode(message)
@@ -83,7 +85,7 @@ def _escaped(value: Any) -> Any:
     return list(map(_escaped, value)) if isinstance(value, (list, tuple)) else value
 
 
-def encode(message: ToWorker | ToFront) -> bytes:
+def encode(message: ToWorker | ToFront | ForkRequest) -> bytes:
     """Encode a message as a frame: its length, then its body."""
     body = encode_body(message)
     return LENGTH.pack(len(body)) + body

@@ -2,7 +2,7 @@
 
 A forked worker starts in milliseconds instead of seconds, and shares the memory of the imported
 modules with all others. The front (`start.py`) runs it as `python -m carpool.worker.forkserver FD`
-and sends it, over the socket FD, one socket for each worker: see `fork_protocol.py`.
+and sends it, over the socket FD, one socket for each worker: see `protocol.ForkRequest`.
 `python -m carpool.worker.forkserver PATH NAME...` listens on a Unix socket instead and serves any
 number of fronts, whose environments may differ in these variables.
 
@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from carpool.telemetry import standard_streams
-from carpool.worker import process, startup
-from carpool.worker.fork_protocol import PASSED_DESCRIPTORS, REFUSED, ForkRequest, number, read
+from carpool.worker import encoding, process, startup
+from carpool.worker.protocol import FORK_REFUSED, ForkRequest
 
 _READ_LATE = (b"CARPOOL_", b"OTEL_")  # prefixes of variables that no import reads
+_DESCRIPTORS = 3  # passed with a request
 _REQUEST_S = 10.0  # limit for a front's request to arrive
 _HARMLESS = {"full", "null", "random", "tty", "urandom", "zero"}  # in /dev, safe to fork with
 
@@ -78,21 +79,21 @@ class ForkServer:
         front.settimeout(_REQUEST_S)
         passed: list[int] = []
         try:
-            _, passed, _, _ = socket.recv_fds(front, 1, PASSED_DESCRIPTORS)
-            request = read(front.recv)
-            if len(passed) < PASSED_DESCRIPTORS or _is_closed(front):
+            _, passed, _, _ = socket.recv_fds(front, 1, _DESCRIPTORS)
+            request = encoding.decode_fork_request(encoding.read(front.recv) or b"")
+            if len(passed) < _DESCRIPTORS or _is_closed(front):
                 # closed: it waited too long, and another worker has the same socket by now
                 raise ConnectionError("descriptors are missing, or the front has given up")
             if self._read_early(request.environ) != self._environ:
-                front.sendall(number(REFUSED))
+                front.sendall(encoding.NUMBER.pack(FORK_REFUSED))
                 front.close()
             elif is_safe():
                 self._fork(front, passed, request)
             else:
-                front.sendall(number(os.getpid()))
+                front.sendall(encoding.NUMBER.pack(os.getpid()))
                 self._source.close()  # refuses further workers
                 _become_worker(passed, request)
-        except OSError:  # the front has gone, or it was another peer
+        except (OSError, encoding.Undecodable):  # the front has gone, or it was another peer
             front.close()
         finally:
             for handle in passed:
@@ -110,7 +111,7 @@ class ForkServer:
         self._fronts[pid] = front
         self._selector.register(front, selectors.EVENT_READ, partial(self._kill, pid))
         with contextlib.suppress(OSError):  # it has gone, which is read next
-            front.sendall(number(pid))
+            front.sendall(encoding.NUMBER.pack(pid))
 
     def _kill(self, pid: int) -> None:
         """Kill a worker whose front has gone or no longer needs it."""
@@ -128,7 +129,7 @@ class ForkServer:
             front = self._fronts.pop(pid)
             self._selector.unregister(front)
             with front, contextlib.suppress(OSError):  # the front may have gone
-                front.sendall(number(os.waitstatus_to_exitcode(status)))
+                front.sendall(encoding.NUMBER.pack(os.waitstatus_to_exitcode(status)))
 
     def _read_early(self, environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
         """The variables that libraries may have read at import."""

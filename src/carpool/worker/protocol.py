@@ -1,4 +1,5 @@
-"""The messages between the front and a worker. `encoding.py` turns them into bytes.
+"""The messages between the front, its workers, and the fork server. `encoding.py` turns them into
+bytes.
 
 The end of file on the socket signals a dead peer.
 """
@@ -14,6 +15,22 @@ from carpool.telemetry.activity import SeenForward, SeenMove, Snapshot
 from carpool.types import CheckedRequest, JournalEntry, RequestSize, Timings
 
 MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files: other messages need not wait
+
+
+class ForkRequest(msgspec.Struct):
+    """A request to the fork server for one worker, which inherits these.
+
+    With the byte before it, the front passes three descriptors: the worker's socket, its stdout and
+    its stderr. The answer is the worker's process id, or `FORK_REFUSED`; and after its end, its
+    exit status. If the front closes the socket earlier, the worker is killed.
+    """
+
+    environ: dict[bytes, bytes]
+    folder: bytes  # its working directory
+    umask: int
+
+
+FORK_REFUSED = 0  # instead of a process id: the front has to start that worker itself
 
 
 class LoadModel(msgspec.Struct, tag="load_model"):

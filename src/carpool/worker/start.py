@@ -24,7 +24,8 @@ from typing import TypeAlias
 from carpool import __version__
 from carpool.config import FORKSERVER_VARIABLE
 from carpool.errors import SettingRejected, reason
-from carpool.worker.fork_protocol import NUMBER_BYTES, REFUSED, ForkRequest, as_number, encode
+from carpool.worker import encoding
+from carpool.worker.protocol import FORK_REFUSED, ForkRequest
 
 log = logging.getLogger("carpool")
 _SECRETS = (b"CARPOOL_API_KEY", b"CARPOOL_API_KEY_FILE")  # workers run models' code
@@ -124,9 +125,8 @@ class ForkingStarter:
             socket.send_fds(request, [b"\0"], [connection.fileno(), 1, 2])
             reader, writer = await asyncio.open_unix_connection(sock=request)
             cleanup.callback(writer.close)
-            writer.write(encode(ForkRequest(_environ(), os.getcwdb(), _umask())))
-            pid = as_number(await reader.readexactly(NUMBER_BYTES))
-            if pid == REFUSED:
+            writer.write(encoding.encode(ForkRequest(_environ(), os.getcwdb(), _umask())))
+            if (pid := await _number(reader)) == FORK_REFUSED:
                 raise EOFError("it was started with other variables of the environment")
             self._has_forked = True
             if self._server is not None and pid == self._server.pid:
@@ -199,12 +199,17 @@ class ForkedProcess:
 
     async def _read_end(self) -> int:
         try:
-            self.returncode = as_number(await self._reader.readexactly(NUMBER_BYTES))
+            self.returncode = await _number(self._reader)
         except (OSError, EOFError):
             self.returncode, self.has_lost_parent = -signal.SIGKILL, True
         finally:
             self._writer.close()
         return self.returncode
+
+
+async def _number(reader: StreamReader) -> int:
+    [number] = encoding.NUMBER.unpack(await reader.readexactly(encoding.NUMBER.size))
+    return int(number)
 
 
 def _command(module: str, inherited: socket.socket, python: str) -> list[str]:
