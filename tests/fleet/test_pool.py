@@ -264,9 +264,10 @@ async def test_adapters_are_registered_on_all_workers_and_on_new_ones_before_the
     await stage.pool.add_lora("watercolour", "w.safetensors")
     assert [worker.lora for worker in stage.workers] == [{"watercolour": "w.safetensors"}] * 2
     stage.pool.add_worker()
-    assert stage.workers[2].lora == {"watercolour": "w.safetensors"}
+    assert stage.workers[2].listener.adapters == {"watercolour": "w.safetensors"}
     with pytest.raises(LoraRejected, match="it is no LoRA"):
         await stage.pool.add_lora("other", "broken")
+    assert stage.workers[2].listener.adapters == {"watercolour": "w.safetensors"}
     stage.pool.reload()
     assert all("reloaded" in worker.lora for worker in stage.workers)
 

@@ -151,11 +151,9 @@ class FakeWorker(Supervisor):
     def hold(self, work_s: float) -> None:
         self.held_s = work_s
 
-    def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]":
-        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        answer.set_result(["it is no LoRA"] if path == "broken" else [])
+    async def add_lora(self, name: str, path: str) -> list[str]:
         self.lora[name] = path
-        return answer
+        return ["it is no LoRA"] if path == "broken" else []
 
     async def stop_without_successor(self) -> None:
         await self.stop()

@@ -1,26 +1,24 @@
 """Which requests go to the next worker: the guilty one is identified, the others are answered."""
 
 from collections import Counter
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.types import CheckedRequest
 from carpool.worker.guilt import Death
-from carpool.worker.in_flight import InFlight, InFlightRequest
+from carpool.worker.in_flight import InFlight, RequestInFlight
 from carpool.worker.protocol import Submit
 
 
-def request(name: str) -> InFlightRequest:
-    return InFlightRequest(Submit(CheckedRequest(request_id=name, seed=0, arguments={})))
-
-
-class Requests(InFlight[InFlightRequest]):
+class Requests(InFlight):
     """Requests in flight, called by their names."""
 
     def add_new(self, *names: str) -> None:
         for name in names:
-            self.add(request(name))
+            submit = Submit(CheckedRequest(request_id=name, seed=0, arguments={}))
+            self[name] = RequestInFlight(submit, cast("Any", None))  # nobody waits for its answer
 
     def due(self) -> list[str]:
         return [one.request_id for one in self.take_due()]

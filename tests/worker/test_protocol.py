@@ -63,7 +63,7 @@ to_worker = st.one_of(
     st.builds(protocol.LoadModel, model=texts, settings=settings, spool=st.binary(max_size=9)),
     st.builds(protocol.Submit, request=requests, follow=st.booleans()),
     st.builds(protocol.Cancel, request_id=ids),
-    st.builds(protocol.GetStatistics),
+    st.builds(protocol.Ask, number=sides, query=st.builds(protocol.GetStatistics)),
 )
 to_front = st.one_of(
     st.builds(
@@ -83,7 +83,7 @@ to_front = st.one_of(
         protocol.RequestFailed, request_id=ids, error=texts, message=texts, param=st.none() | texts,
         retry_after_s=st.none() | st.floats(0, 1e6),
     ),
-    st.builds(protocol.Answer, value=arguments),
+    st.builds(protocol.Answer, number=sides, value=arguments),
 )  # fmt: skip
 
 

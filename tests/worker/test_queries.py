@@ -1,20 +1,18 @@
 """Questions to a worker whose asker may have left."""
 
 from carpool.worker import protocol
-from carpool.worker.queries import LateAdapters
+from carpool.worker.queries import Queries
 
 
-async def test_an_answer_that_nobody_waits_for_any_more_is_dropped() -> None:
-    sent = list[protocol.ToWorker]()
-    adapters = LateAdapters(sent.append)
-    first, second = (adapters.add(name, f"/{name}", is_ready=True) for name in ("one", "two"))
+async def test_each_answer_goes_to_its_query_and_others_are_dropped() -> None:
+    sent = list[protocol.Ask]()
+    queries = Queries(lambda message: sent.append(message))  # type: ignore[arg-type]
+    first, second, third = (queries.ask(protocol.GetStatistics()) for _ in range(3))
     first.cancel()
 
-    adapters.added([])
-    adapters.added(["no such file"])
+    for ask in reversed(sent[:2]):
+        queries.answered(protocol.Answer(ask.number, ask.number))
+    queries.answered(protocol.Answer(sent[0].number - 1, "of an earlier front"))
 
-    assert await second == ["no such file"]
-    third = adapters.add("three", "/three", is_ready=True)
-    third.cancel()
-    adapters.worker_died()
-    assert len(sent) == 3
+    assert await second == sent[1].number
+    assert not third.done()

@@ -151,10 +151,10 @@ async def test_the_successor_of_a_worker_has_its_adapters_before_it_takes_reques
 
         def __init__(self) -> None:
             super().__init__()
-            self.added = asyncio.Queue[protocol.AddLora]()
+            self.added = asyncio.Queue[protocol.Ask]()
 
         def send(self, message: protocol.ToWorker) -> None:
-            if isinstance(message, protocol.AddLora):
+            if isinstance(message, protocol.Ask):
                 self.added.put_nowait(message)
 
         async def messages(self) -> AsyncIterator[protocol.ToFront]:
@@ -162,22 +162,27 @@ async def test_the_successor_of_a_worker_has_its_adapters_before_it_takes_reques
             for _ in range(3 if self.opened == 1 else 2):
                 asked = await self.added.get()
                 await self.may_answer.wait()
-                bad = asked.name == "broken" or (self.opened > 1 and asked.name == "removed")
-                names = ["ink"] if asked.name == "ink" or self.opened > 1 else ["ink", "removed"]
+                assert isinstance(asked.query, protocol.AddLora)
+                name = asked.query.name
+                bad = name == "broken" or (self.opened > 1 and name == "removed")
+                names = ["ink"] if name == "ink" or self.opened > 1 else ["ink", "removed"]
                 card = dataclasses.replace(CARD, lora=tuple(names))
-                yield protocol.Reloaded(card, ["it cannot be read"] if bad else [], True)
+                problems = ["it cannot be read"] if bad else []
+                yield protocol.Reloaded(card, problems)
+                yield protocol.Answer(asked.number, problems)
             await self.is_dead.wait()
             self.is_dead.clear()
 
-    workers = Registering()
+    workers, listener = Registering(), WorkerListener()
 
-    supervisor = supervisor_of(monkeypatch, workers)
+    supervisor = supervisor_of(monkeypatch, workers, listener=listener)
     supervisor.start()
     await supervisor.wait_ready()
     workers.may_answer.set()
     assert await supervisor.add_lora("ink", "ink.safetensors") == []
     assert await supervisor.add_lora("removed", "gone.safetensors") == []
     assert await supervisor.add_lora("broken", "broken.safetensors") == ["it cannot be read"]
+    listener.adapters = {"ink": "ink.safetensors", "removed": "gone.safetensors"}
     workers.may_answer.clear()
     workers.is_dead.set()
     await until(lambda: workers.opened == 2 and workers.added.qsize() > 0)

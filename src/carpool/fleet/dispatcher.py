@@ -19,8 +19,9 @@ from carpool.fleet.pool_queue import PoolQueue, PoolRequest
 from carpool.telemetry.activity import SeenMove
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
+from carpool.worker.in_flight import OnPreview
 from carpool.worker.journals import Journals
-from carpool.worker.requests import Moved, OnPreview
+from carpool.worker.requests import Moved
 from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")

@@ -12,7 +12,7 @@ from carpool.fleet.members import labelled
 from carpool.fleet.pool import Pool
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
-from carpool.worker.requests import OnPreview
+from carpool.worker.in_flight import OnPreview
 from carpool.worker.supervisor import OnActivity, WorkerState
 
 T = TypeVar("T")

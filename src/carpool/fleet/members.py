@@ -35,6 +35,7 @@ class Member(WorkerListener):
 
     def __init__(self, pool: "Pool", number: int, device: str, make: MakeWorker) -> None:
         self._pool, self.number, self.device = pool, number, device
+        self.adapters = pool.adapters
         self.handle = make(device, self)
         self.error = ""  # its load error
         self.has_failed = asyncio.Event()  # loading failed
@@ -55,7 +56,7 @@ class Members:
 
     def __init__(self) -> None:
         self._members: dict[int, Member] = {}
-        self._lora: dict[str, str] = {}  # adapters registered since the start
+        self.adapters: dict[str, str] = {}  # registered since the start: paths by name
         self._last_ready: protocol.WorkerReady | None = None
         self._differing: Set[str] = frozenset()  # ids of conflicting adapters
         self._refusing: tuple[protocol.WorkerReady, protocol.WorkerReady] | None = None
@@ -74,8 +75,6 @@ class Members:
     def add(self, member: Member) -> None:
         self._members[member.number] = member
         self._watch(member)
-        for name, path in self._lora.items():
-            member.handle.add_lora(name, path)
 
     def remove(self, member: Member) -> None:
         del self._members[member.number]
@@ -190,14 +189,14 @@ class Members:
         Raises:
             LoraRejected: a worker rejected it, with the reason; others may have it.
         """
-        self._lora[name] = path
+        self.adapters[name] = path
         try:
             answers = await asyncio.gather(*(h.add_lora(name, path) for h in self.handles))
         except asyncio.CancelledError:  # the caller has reported a failure
-            del self._lora[name]
+            del self.adapters[name]
             raise
         if problems := [problem for answer in answers for problem in answer]:
-            del self._lora[name]
+            del self.adapters[name]
             raise LoraRejected(problems[0])
 
     async def statistics(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from carpool.fleet.resizing import Resizer
 from carpool.fleet.worker_tasks import RETRY_S, WorkerTasks
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
+from carpool.worker.in_flight import OnPreview
 from carpool.worker.journals import Journals
-from carpool.worker.requests import OnPreview
 from carpool.worker.supervisor import OnActivity, Supervisor, WorkerState
 
 log = logging.getLogger("carpool")
@@ -56,6 +56,7 @@ class Pool:
         self.ranks = settings.context_parallel  # processes per worker: see `engine.group`
         self.has_several = len(self.devices) > 1 or not is_fixed or scale is not None
         self._is_draining, self._members = False, Members()
+        self.adapters = self._members.adapters
         self._journals = Journals(of_all=False) if journals is None else journals
         self._dispatcher = Dispatcher(
             settings, self._members, self._journals, lambda: self._is_draining,

@@ -68,8 +68,7 @@ class PoolQueue:
         self._numbers = itertools.count(1)
         self._overload = Overload(settings.max_wait, admits_late=settings.admit_late)
         self._is_due = False
-        self._is_empty = asyncio.Event()  # no request is in flight
-        self._idle: dict[int, asyncio.Event] = {}  # drained workers
+        self._dropped = asyncio.Event()  # wakes its waiters when a request leaves its worker
 
     @property
     def stage(self) -> int:
@@ -132,7 +131,6 @@ class PoolQueue:
         work = self._routed(request, self._now_s() - waited_s)
         if self._is_choice:
             self._check_backlog(request, work, waited_s, has_begun=has_begun)
-        self._is_empty.clear()
         request = replace(request, previews=0) if self.stage else request
         entry = PoolRequest(request, work, is_admitted=self._is_choice or has_begun)
         self.requests[entry.number] = entry
@@ -157,31 +155,24 @@ class PoolQueue:
     def end(self, entry: PoolRequest) -> None:
         """Remove a request that was answered or given up."""
         del self.requests[entry.number]
-        if not self.requests:
-            self._is_empty.set()
         self.drop(entry)
         self.assign_soon()
 
     def drop(self, entry: PoolRequest) -> None:
         """Remove a request from its worker and from the queue."""
         self.router.drop(entry.number)
-        for worker, idle in self._idle.items():
-            if not self.requests_of(worker):
-                idle.set()
+        self._dropped.set()
+        self._dropped.clear()
 
     async def wait_idle(self, worker: int) -> None:
         """Wait until a closed worker has no requests."""
-        if self.requests_of(worker):
-            idle = self._idle[worker] = asyncio.Event()
-            try:
-                await idle.wait()
-            finally:
-                del self._idle[worker]
+        while self.requests_of(worker):
+            await self._dropped.wait()
 
     async def wait_empty(self) -> None:
         """Wait until no request is in flight."""
-        if self.requests:
-            await self._is_empty.wait()
+        while self.requests:
+            await self._dropped.wait()
 
     def _backlog(self) -> tuple[float, float]:
         """Predicted seconds of the queued work, and the used share of the queue's places."""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import convert
 
@@ -111,7 +111,7 @@ class MessageHandler:
         snapshot = partial(self.engine.contain, "count", empty, requests)
         self._viewers = ActivitySender(activity, snapshot, send)
         self._requests = OpenRequests()
-        self._adding: queue.SimpleQueue[Callable[[], list[str]]] = queue.SimpleQueue()
+        self._adding: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         load_s, self._statistics = time.monotonic() - began_s, self.engine.statistics()
         memory = self._statistics["memory"]
         self._ready = protocol.WorkerReady(
@@ -156,21 +156,25 @@ class MessageHandler:
                 engine.hold(work_s)
             case protocol.Watch(is_on):
                 self._viewers.watch(is_on)
-            case protocol.AddLora(name, path):
-                self._adding.put(partial(_add_lora, engine, name, path))
             case protocol.Reload():
                 threading.Thread(target=self._reload, args=[engine.reload], daemon=True).start()
+            case protocol.Ask(number, protocol.AddLora(name, path)):
+                self._adding.put(partial(self._add_lora, number, name, path))
+            case protocol.Ask(number, query):
+                self._send(protocol.Answer(number, self._answer(query)))
+
+    def _answer(self, query: protocol.Query) -> Any:
+        engine = self.engine
+        match query:
             case protocol.Estimate(request):
                 unknown: tuple[float | None, float, float] = (None, 0.0, 1.0)
-                estimate = engine.contain("predict", unknown, engine.estimate, request)
-                self._send(protocol.Answer(estimate))
+                return engine.contain("predict", unknown, engine.estimate, request)
             case protocol.GetStatistics():
                 self._statistics = engine.contain("count", self._statistics, engine.statistics)
-                self._send(protocol.Answer(self._statistics))
+                return self._statistics
             case protocol.GetTimelines(request_ids):
                 look = partial(engine.contain, "timeline", None, engine.timeline)
-                lines = map(look, request_ids)
-                self._send(protocol.Answer([line for line in lines if line is not None]))
+                return [line for line in map(look, request_ids) if line is not None]
 
     def heartbeat(self) -> protocol.Heartbeat:
         """The engine's progress, and the report for the front's router."""
@@ -224,15 +228,20 @@ class MessageHandler:
     def _add_in_turn(self) -> None:
         """Add adapters in order of arrival."""
         while True:
-            self._reload(self._adding.get(), is_addition=True)
+            self._adding.get()()
 
-    def _reload(self, read: Callable[[], list[str]], *, is_addition: bool = False) -> None:
+    def _add_lora(self, number: int, name: str, path: str) -> None:
+        problems = self._reload(partial(_add_lora, self.engine, name, path))
+        self._send(protocol.Answer(number, problems))
+
+    def _reload(self, read: Callable[[], list[str]]) -> list[str]:
         try:
             problems = read()  # may read gigabytes
         except Exception as error:  # a defect, or an unexpected file: requests continue
             log.exception("the reload failed")
             problems = [named(error)]
-        self._send(protocol.Reloaded(self.engine.card, problems, is_addition))
+        self._send(protocol.Reloaded(self.engine.card, problems))
+        return problems
 
 
 def _digest(loaded: "LoadedPipeline") -> str:

@@ -107,7 +107,7 @@ class Held(msgspec.Struct, tag="held"):
 
 
 class AddLora(msgspec.Struct, tag="add_lora"):
-    """Register an adapter while requests run; answered by `Reloaded`."""
+    """Register an adapter while requests run: `Reloaded`, then the answer with its problems."""
 
     name: str
     path: str
@@ -115,6 +115,16 @@ class AddLora(msgspec.Struct, tag="add_lora"):
 
 class Reload(msgspec.Struct, tag="reload"):
     """Reload the adapter folder and the batching config."""
+
+
+Query = GetStatistics | GetTimelines | Estimate | AddLora
+
+
+class Ask(msgspec.Struct, tag="ask"):
+    """A query; the `Answer` has the same number."""
+
+    number: int
+    query: Query
 
 
 class WorkerReady(msgspec.Struct, tag="worker_ready"):
@@ -134,11 +144,10 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
 
 
 class Reloaded(msgspec.Struct, tag="reloaded"):
-    """The answer to `Reload` and `AddLora`: the current model, and problems."""
+    """The model after `Reload` or `AddLora`, and problems."""
 
     card: Card
     problems: list[str]
-    is_addition: bool = False  # answers `AddLora`
 
 
 class LoadFailure(msgspec.Struct, tag="load_failure"):
@@ -272,8 +281,9 @@ class RequestFailed(msgspec.Struct, tag="request_failed"):
 
 
 class Answer(msgspec.Struct, tag="answer"):
-    """Answers the oldest query: statistics, timelines without unknown ones, or an `Estimated`."""
+    """The answer to a query: statistics, known timelines, an `Estimated`, or problems."""
 
+    number: int  # of its `Ask`
     value: Any
 
 
@@ -296,8 +306,7 @@ class Estimated(NamedTuple):
     speed: float  # seconds of lone work done by one second of shared forwards
 
 
-Query = GetStatistics | GetTimelines | Estimate
-ToWorker = LoadModel | Submit | Cancel | Release | Reset | Query | Held | AddLora | Reload | Watch
+ToWorker = LoadModel | Submit | Cancel | Release | Reset | Ask | Held | Reload | Watch
 AboutRequest = Started | Answers | RequestReleased | Progress | Preview | Done | RequestFailed
 AboutWorker = WorkerReady | LoadFailure | Deadlocked | Heartbeat | Reloaded | Activity
 ToFront = AboutRequest | AboutWorker | Answer

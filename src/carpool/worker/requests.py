@@ -7,35 +7,14 @@ from their start. Guilty requests fail. On the event loop.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from carpool.errors import CarpoolError, PipelineFailed, by_name
 from carpool.telemetry import tracing
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
 from carpool.worker.guilt import CrashEvidence, Death, DeathLog
-from carpool.worker.in_flight import InFlight, InFlightRequest
+from carpool.worker.in_flight import InFlight, OnPreview, RequestInFlight
 from carpool.worker.journals import Journals
-
-OnPreview = Callable[[protocol.Preview], None]
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Pending(InFlightRequest):
-    """A request in flight with its listeners."""
-
-    answer: asyncio.Future[protocol.Done]
-    on_progress: OnProgress | None
-    on_preview: OnPreview | None
-    came_s: float  # arrival; event loop's clock
-
-    def resolve(self, answer: protocol.Done | Exception) -> None:
-        if self.answer.done():  # its client has gone
-            return
-        if isinstance(answer, Exception):
-            self.answer.set_exception(answer)
-        else:
-            self.answer.set_result(answer)
 
 
 class Moved(Exception):
@@ -70,13 +49,13 @@ class WorkerRequests:
     ) -> None:
         self._send, self._changed, self._deaths = send, changed, deaths
         self._journals = Journals(of_all=False) if journals is None else journals
-        self._in_flight = InFlight[_Pending]()
+        self._in_flight = InFlight()
         self._is_ready = False  # the worker accepts requests
 
     @property
     def sent(self) -> list[str]:
         """The ids of the requests that the worker has."""
-        return [request.request_id for request in self._in_flight if request.is_sent]
+        return [request.request_id for request in self._in_flight.values() if request.is_sent]
 
     @property
     def has_suspects(self) -> bool:
@@ -99,15 +78,11 @@ class WorkerRequests:
         is_journalled = request.request_id in self._journals
         follow = on_progress is not None or not is_journalled  # progress is needed, see `guilt`
         trace = tracing.carried()
-        pending = _Pending(
-            submit=protocol.Submit(request, follow, trace, waited_s, is_admitted, is_journalled),
-            evidence=evidence or CrashEvidence(),
-            answer=loop.create_future(),
-            on_progress=on_progress,
-            on_preview=on_preview,
+        submit = protocol.Submit(request, follow, trace, waited_s, is_admitted, is_journalled)
+        pending = self._in_flight[request.request_id] = RequestInFlight(
+            submit, loop.create_future(), evidence or CrashEvidence(), on_progress, on_preview,
             came_s=loop.time(),
-        )
-        self._in_flight.add(pending)
+        )  # fmt: skip
         try:
             self._send_due()
             return await pending.answer
@@ -146,7 +121,7 @@ class WorkerRequests:
         for request in ran:
             if request.evidence.is_journal_suspect:
                 self._journals.clear(request.request_id)  # the journal may have killed the worker
-        for request in self._in_flight:
+        for request in list(self._in_flight.values()):
             goes_on = self._journals.starts_late(request.request_id)
             if not goes_on and not request.answer.done() and request.on_progress is not None:
                 request.on_progress(0, 0)
@@ -199,7 +174,7 @@ class WorkerRequests:
             request.resolve(answer)
 
     def fail_all(self, error: CarpoolError) -> None:
-        for request in self._in_flight:
+        for request in list(self._in_flight.values()):
             self.answer(request.request_id, error)
 
     def _send_due(self) -> None:

@@ -7,7 +7,8 @@ next worker has loaded the model. A hanging worker is killed.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
@@ -15,9 +16,10 @@ from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
 from carpool.worker.connection import Connection, Connector, watched
 from carpool.worker.guilt import CrashEvidence, Deadlock, Death, DeathLog
+from carpool.worker.in_flight import OnPreview
 from carpool.worker.journals import Journals
-from carpool.worker.queries import LateAdapters, Queries
-from carpool.worker.requests import OnPreview, WorkerRequests
+from carpool.worker.queries import Queries
+from carpool.worker.requests import WorkerRequests
 from carpool.worker.restarts import Restarts
 
 log = logging.getLogger("carpool")
@@ -30,7 +32,14 @@ _MOST_LISTED = 8  # requests in a log line
 
 
 class WorkerListener:
-    """Receives changes and reports of a worker, on the event loop. Does nothing with them."""
+    """Receives changes and reports of a worker, on the event loop. Does nothing with them.
+
+    Attributes:
+        adapters: paths of the adapters registered since the start, by name: a new worker gets them
+            before it accepts requests.
+    """
+
+    adapters: Mapping[str, str] = MappingProxyType({})
 
     def changed(self) -> None:
         """Its state has changed, or whether it accepts requests."""
@@ -66,15 +75,15 @@ class Supervisor:
     ) -> None:
         self._load, self._connector = load, connector
         self._deadlock, self._is_deadlocked = deadlock or Deadlock(), False
-        self._listener, self._timeout_s = listener, timeout_s
+        self._listener, self._timeout_s = listener or WorkerListener(), timeout_s
         self._state: WorkerState = "starting"
         self._is_draining = False
         deaths = deaths or DeathLog()
-        self._requests = WorkerRequests(self._send, journals, self._notify_listener, deaths=deaths)
+        self._requests = WorkerRequests(self._send, journals, self._listener.changed, deaths=deaths)
         self._queries = Queries(self._send)
-        self._late_adapters = LateAdapters(self._send)
         self._connection: Connection | None = None
         self._is_lost = False  # whether only the connection to the newest worker was lost
+        self._loaded: protocol.WorkerReady | None = None  # message of the current worker
         self.ready: protocol.WorkerReady | None = None  # message of the newest ready worker
         self._first_ready = asyncio.Event()
         self._started_s = 0.0  # start of the newest worker; event loop's clock
@@ -144,16 +153,12 @@ class Supervisor:
         """Send the worker its share of the pool's backlog."""
         self._send(protocol.Held(work_s))
 
-    def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]":
-        """Register an adapter in the worker; the answer lists problems.
-
-        Without a ready worker there is no answer. Successors have the adapter from the start.
-        """
-        return self._late_adapters.add(name, path, is_ready=self._state == "ready")
-
-    def _notify_listener(self) -> None:
-        if self._listener is not None:
-            self._listener.changed()
+    async def add_lora(self, name: str, path: str) -> list[str]:
+        """Register an adapter in the worker; returns problems: none if there is no worker now."""
+        if self._loaded is not None:
+            with contextlib.suppress(WorkerLost, Draining):
+                return list(await self._queries.ask(protocol.AddLora(name, path)))
+        return []
 
     def check_open(self) -> None:
         """Raise unless requests are accepted now."""
@@ -260,35 +265,35 @@ class Supervisor:
             if self._first_ready.is_set():
                 self._state = "worker_lost"
                 self._requests.pause()
-                self._notify_listener()
-                again_s = self._until_ready_s()
-                self._queries.fail(WorkerLost("the worker died", retry_after_s=again_s))
-            self._connection = None
-            self._late_adapters.worker_died()
+                self._listener.changed()
+            self._connection = self._loaded = None
+            self._queries.fail(WorkerLost("the worker died", retry_after_s=self._until_ready_s()))
             await connection.close()  # the reason for its end is known from here on
             death.is_explained = connection.is_explained or self._is_deadlocked
             self._requests.worker_died(death)
             if self._first_ready.is_set():
-                self._notify_listener()
+                self._listener.changed()
             self._is_lost = connection.is_lost
             self._end = f"{connection.end}; its requests: {_listed(had)}"
         return was_ready
 
     def _receive(self, message: protocol.ToFront) -> None:
         match message:
-            case protocol.WorkerReady() as loaded:
-                self._open(self._late_adapters.send_all(loaded))
+            case protocol.WorkerReady() as ready:
+                self._loaded = ready
+                adapters = self._listener.adapters.items()
+                if answers := [self._queries.ask(protocol.AddLora(*item)) for item in adapters]:
+                    asyncio.gather(*answers).add_done_callback(self._open_with_adapters)
+                else:
+                    self._open()
             case protocol.Activity() as activity:
                 if self._on_activity is not None:
                     self._on_activity(activity)
-            case protocol.Reloaded(card, problems, is_addition) as reloaded:
-                if self._late_adapters.is_sending:
-                    self._open(self._late_adapters.answered(reloaded))
-                else:
-                    if is_addition:
-                        self._late_adapters.added(problems)
-                    assert self.ready is not None
-                    self.ready = self.ready.now(card)
+            case protocol.Reloaded(card, problems):
+                assert self._loaded is not None
+                self._loaded = self._loaded.now(card)
+                if self._state == "ready":
+                    self.ready = self._loaded
                 log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
                 for problem in problems:
                     log.error("not reloaded: %s", problem)
@@ -296,14 +301,14 @@ class Supervisor:
                 error = LoadFailed(reason)
                 error.wants_memory = wants_memory
                 raise error
-            case protocol.Answer(value):
-                self._queries.answered(value)
+            case protocol.Answer() as answer:
+                self._queries.answered(answer)
             case protocol.RequestFailed(error=WorkerLost.__name__) if self._connection is not None:
                 self._connection.kill()  # it cannot continue: the next worker runs its requests
             case protocol.Deadlocked(place):
                 self._deadlocked(place)
             case protocol.Heartbeat(report=report):
-                if self._listener is not None and report is not None:
+                if report is not None:
                     self._listener.reported(report)
             case _:
                 self._requests.receive(message)
@@ -319,18 +324,20 @@ class Supervisor:
         text = "requests of %s wait for each other at %s: from now on each runs alone"
         log.error(text, model, place)
 
-    def _open(self, ready: protocol.WorkerReady | None) -> None:
-        """Accept requests with this worker; None: not yet."""
-        if ready is None:
-            return
+    def _open_with_adapters(self, answers: "asyncio.Future[Any]") -> None:
+        if answers.exception() is None:  # else the worker has died
+            self._open()
+
+    def _open(self) -> None:
+        """Accept requests with this worker."""
         if self.ready is not None:
             log.info("the worker is ready again")
-        self.ready, self._state = ready, "ready"
+        self.ready, self._state = self._loaded, "ready"
         self._first_ready.set()
         if self._on_activity is not None:
             self._send(protocol.Watch(True))
         self._requests.worker_is_ready()
-        self._notify_listener()
+        self._listener.changed()
 
     def _send(self, message: protocol.ToWorker) -> None:
         if self._connection is not None:
