@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from carpool.config import ServeSettings
 from carpool.errors import DeadlineExceeded, FileNotFound
 from carpool.jobs.clock import StoreClock
-from carpool.jobs.database import _LATER_COLUMNS, _TABLES, VERSION
+from carpool.jobs.database import _TABLES, VERSION
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import requests_of, work_of
@@ -117,8 +117,6 @@ def test_the_timeout_of_a_stored_job_is_what_it_waited_for_a_server_that_runs(
 def test_a_store_of_before_there_was_an_uptime_begins_with_jobs_of_no_age(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as db:
         db.executescript(f"{_TABLES} PRAGMA user_version = {VERSION};")
-        for name in _LATER_COLUMNS:
-            db.execute(f"ALTER TABLE jobs DROP COLUMN {name}")
         db.execute("CREATE INDEX by_end ON jobs (ended_s)")
         row = "INSERT INTO jobs (id, kind, owner, state, asked, work, created_s, ended_s)"
         for name, state, ended_s in (("image_a", "queued", None), ("image_b", "failed", 20.0)):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from carpool.jobs.file_store import FileStore
+from carpool.jobs.files import JobFolders
 from carpool.jobs.journal_files import JobJournals, results_bytes
 from carpool.jobs.store import JobStore
 from carpool.types import JournalEntry
@@ -37,7 +37,7 @@ def run(
 
     async def story() -> list[JournalEntry]:
         memory = Journals()
-        journals = JobJournals(FileStore(folder), memory, most_bytes, lambda _: room())
+        journals = JobJournals(JobFolders(folder), memory, most_bytes, lambda _: room())
         await journals.resume(JOB, 0, "req-1")
         found = memory.entries("req-1")
         for number in numbers:

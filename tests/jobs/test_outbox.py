@@ -33,7 +33,7 @@ async def courier_until(
     store: JobStore, is_so: Callable[[], bool], hand: Hand, **senders: Callable[..., Awaitable[Any]]
 ) -> None:
     """Run a courier until something is so; time passes in ten seconds a turn of the loop."""
-    courier = Courier(store.outbox, senders, store.clock.uptime_s, WAITS_S)
+    courier = Courier(store, senders, WAITS_S)
     running = asyncio.create_task(courier.run())
     try:
         async with asyncio.timeout(30):
@@ -71,7 +71,7 @@ def test_a_delivery_that_fails_is_made_again_and_what_comes_after_it_waits(tmp_p
     assert webhook.got[0].deliveries["upload"]["files"] == ["s3://b/a"]  # type: ignore[index]
     assert {record.id for record in upload.got + webhook.got} == {job.id}
     assert store.get(plain.id).deliveries is None
-    assert store.outbox.due() == []
+    assert store.deliveries_due() == []
     store.close()
 
 

@@ -28,7 +28,7 @@ async def delivered(opened: AppClient, path: str, body: dict[str, Any], **settin
     """A job as it shows once it has ended and all its deliveries are settled."""
     store = opened.runner.store
     own = courier_of(store, ServeSettings(**settings))
-    courier = Courier(store.outbox, own._senders, store.clock.uptime_s, (0.0, 0.0))
+    courier = Courier(store, own._senders, (0.0, 0.0))
     opened.runner.listen(courier)
     running = asyncio.create_task(courier.run())
     try:

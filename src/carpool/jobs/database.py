@@ -42,17 +42,9 @@ CREATE TABLE jobs (
   created_s REAL NOT NULL,
   started_s REAL,
   ended_s REAL,
-  created_up_s REAL,  -- uptime; NULL in rows of older versions until the store is opened
-  ended_up_s REAL,
   error TEXT,  -- JSON
   files TEXT NOT NULL DEFAULT '{}',  -- JSON: bytes by name
   bytes INTEGER NOT NULL DEFAULT 0,
-  warnings TEXT,  -- JSON: texts for the client
-  timings TEXT,  -- JSON: where the time of a completed one went
-  skipped_steps TEXT,  -- JSON: of each output
-  settings TEXT,  -- JSON: those that decided the first output of a completed one
-  deliveries TEXT,  -- JSON: webhooks and uploads of its end
-  due_s REAL,  -- uptime at which the next of them is tried; NULL: there is none
   idempotency_key TEXT,
   digest TEXT,
   UNIQUE (owner, idempotency_key)
@@ -69,9 +61,10 @@ CREATE INDEX IF NOT EXISTS by_due ON jobs (due_s) WHERE due_s IS NOT NULL;
 INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
 """  # tables and indexes that older files of this version lack
 _COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # columns of every version
-_LATER_COLUMNS = {"created_up_s": "REAL", "ended_up_s": "REAL", "warnings": "TEXT"}
-_LATER_COLUMNS |= {"timings": "TEXT", "skipped_steps": "TEXT", "settings": "TEXT"}
-_LATER_COLUMNS |= {"deliveries": "TEXT", "due_s": "REAL"}
+_LATER_COLUMNS = {  # older files of this version lack them; the texts are JSON
+    **dict.fromkeys(("created_up_s", "ended_up_s", "due_s"), "REAL"),
+    **dict.fromkeys(("warnings", "timings", "skipped_steps", "settings", "deliveries"), "TEXT"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +188,6 @@ def _connect(path: Path | str) -> sqlite3.Connection:
         if version == 0:  # before the log exists, so the file itself identifies its owner
             name = f"PRAGMA user_version = {VERSION}; PRAGMA application_id = {_APPLICATION}"
             db.executescript(f"BEGIN; {_TABLES} {name}; COMMIT")
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA cache_size = -512")  # KiB; the page cache holds the rest
         if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
             db.execute(f"PRAGMA application_id = {_APPLICATION}")
         columns = {row["name"] for row in db.execute("PRAGMA table_info(jobs)")}
@@ -205,6 +195,9 @@ def _connect(path: Path | str) -> sqlite3.Connection:
             if name not in columns:
                 db.execute(f"ALTER TABLE jobs ADD COLUMN {name} {kind}")
         db.executescript(f"BEGIN; {_ADDITIONS} COMMIT")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA cache_size = -512")  # KiB; the page cache holds the rest
     except BaseException:
         db.close()
         raise

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from carpool.errors import reason
-from carpool.jobs.file_store import FileStore
+from carpool.jobs.files import JobFolders
 from carpool.types import JournalEntry
 
 log = logging.getLogger("carpool")
@@ -62,7 +62,7 @@ class JobJournals:
 
     def __init__(
         self,
-        folders: FileStore,
+        folders: JobFolders,
         memory: JournalMemory,
         most_bytes: int,
         room_bytes: Callable[[BinaryIO], int] = _room_bytes,

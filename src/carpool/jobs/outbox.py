@@ -5,7 +5,6 @@ An attempt that a crash interrupted is repeated.
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from carpool.errors import CarpoolError, StoreFailed, in_full
-from carpool.jobs.database import Database, Record, record_of
+from carpool.jobs.database import Record
 from carpool.jobs.interfaces import JobListener
-from carpool.types import Clock
+from carpool.jobs.store import JobStore
 
 log = logging.getLogger("carpool")
 
@@ -33,39 +32,18 @@ def waiting(**fields: Any) -> dict[str, Any]:
     return {"state": "waiting", "attempts": 0, "error": None, **fields}
 
 
-class Outbox:
-    """The deliveries of a store's ended jobs. Blocks on the disk."""
-
-    def __init__(self, db: Database) -> None:
-        self._db = db
-
-    def due(self) -> list[Record]:
-        """The jobs with due deliveries, the earliest first."""
-        query = "SELECT * FROM jobs WHERE due_s IS NOT NULL AND ended_s IS NOT NULL"
-        return [record_of(row) for row in self._db.read(f"{query} ORDER BY due_s LIMIT 32")]
-
-    def note(self, job_id: str, deliveries: Mapping[str, Any], due_s: float | None) -> None:
-        query = "UPDATE jobs SET deliveries = ?, due_s = ? WHERE id = ?"
-        self._db.write(query, [json.dumps(dict(deliveries)), due_s, job_id])
-
-
 class Courier(JobListener):
-    """Makes the deliveries of an outbox, until `run` is cancelled.
+    """Makes the deliveries of a store's ended jobs, until `run` is cancelled.
 
     Args:
         senders: by kind, in order: a kind waits until all earlier kinds are finished.
-        uptime_s: the uptime of the store.
         waits_s: waits between attempts; attempts are one more than waits.
     """
 
     def __init__(
-        self,
-        outbox: Outbox,
-        senders: Mapping[str, Send],
-        uptime_s: Clock,
-        waits_s: Sequence[float] = WAITS_S,
+        self, store: JobStore, senders: Mapping[str, Send], waits_s: Sequence[float] = WAITS_S
     ) -> None:
-        self._outbox, self._senders, self._uptime_s = outbox, senders, uptime_s
+        self._store, self._senders = store, senders
         self._waits_s, self._news = waits_s, asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -86,13 +64,13 @@ class Courier(JobListener):
     async def _begin(self) -> float | None:
         """Start the due deliveries; returns the seconds until the next one, None for no limit."""
         try:
-            records = await asyncio.to_thread(self._outbox.due)
+            records = await asyncio.to_thread(self._store.deliveries_due)
         except StoreFailed as error:
             log.error("deliveries cannot be read: %s", in_full(error))
             return POLL_S
         waits_s = list[float]()
         for record in (record for record in records if record.id not in self._tasks):
-            left_s = (record.due_s or 0.0) - self._uptime_s()
+            left_s = (record.due_s or 0.0) - self._store.clock.uptime_s()
             if left_s <= 0 and len(self._tasks) < MOST_AT_ONCE:
                 self._tasks[record.id] = asyncio.create_task(self._deliver(record))
             else:
@@ -109,10 +87,10 @@ class Courier(JobListener):
                 deliveries[kind] = entry = await self._tried(send, record, entry)
                 record = replace(record, deliveries=deliveries)
                 if entry["state"] == "waiting":
-                    due_s = self._uptime_s() + self._waits_s[entry["attempts"] - 1]
+                    due_s = self._store.clock.uptime_s() + self._waits_s[entry["attempts"] - 1]
                     break
                 log.info("%s of job %s: %s", kind, record.id, entry["state"])
-            await asyncio.to_thread(self._outbox.note, record.id, deliveries, due_s)
+            await asyncio.to_thread(self._store.note_deliveries, record.id, deliveries, due_s)
         except StoreFailed as error:
             log.error("a delivery of job %s is not recorded: %s", record.id, in_full(error))
             await asyncio.sleep(POLL_S)  # the delivery is repeated

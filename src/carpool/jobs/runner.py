@@ -28,17 +28,11 @@ from carpool.errors import (
     named,
 )
 from carpool.jobs.database import End, JobState, Record
-from carpool.jobs.interfaces import (
-    EngineClient,
-    JobListener,
-    JobOutput,
-    OnJobPreview,
-    Writer,
-)
+from carpool.jobs.interfaces import EngineClient, JobListener, JobOutput, Writer
 from carpool.jobs.journal_files import JobJournals
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import Reader, requests_of
-from carpool.types import CheckedRequest, Clock, OnProgress
+from carpool.types import CheckedRequest, Clock
 
 log = logging.getLogger("carpool")
 
@@ -235,8 +229,19 @@ class Runner:
                 listener.previewed(record, part, preview)
 
         async def run(part: int, request: CheckedRequest) -> JobOutput:
-            follow = partial(progressed, part), partial(previewed, part)
-            return await self._part(record, part, request, *follow)
+            """Run one request, when the worker's queue has room."""
+            while True:
+                if self._journals is not None:
+                    await self._journals.resume(record.id, part, request.request_id)
+                try:
+                    await self._client.wait_open(request.model)  # waits for its own model only
+                    follow = partial(progressed, part), partial(previewed, part)
+                    return await self._client.submit(request, *follow)
+                except Overloaded as error:
+                    await asyncio.sleep(max(error.retry_after_s or 0.0, self._again_s))
+                finally:
+                    if self._journals is not None:
+                        self._journals.leave(request.request_id)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -244,27 +249,6 @@ class Runner:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [part.result() for part in parts]
-
-    async def _part(
-        self,
-        record: Record,
-        part: int,
-        request: CheckedRequest,
-        on_progress: OnProgress,
-        on_preview: OnJobPreview,
-    ) -> JobOutput:
-        """Run one request, when the worker's queue has room."""
-        while True:
-            if self._journals is not None:
-                await self._journals.resume(record.id, part, request.request_id)
-            try:
-                await self._client.wait_open(request.model)  # waits for its own model only
-                return await self._client.submit(request, on_progress, on_preview)
-            except Overloaded as error:
-                await asyncio.sleep(max(error.retry_after_s or 0.0, self._again_s))
-            finally:
-                if self._journals is not None:
-                    self._journals.leave(request.request_id)
 
     async def _follow(self, record: Record, work: "asyncio.Task[list[JobOutput]]") -> None:
         """Store the result of one run: the job ends, or is queued again."""

@@ -1,6 +1,6 @@
 """The job store: durable jobs with their files, in one folder.
 
-SQLite (`database.py`) holds the jobs; each job has a folder for its files (`job_files.py`). When
+SQLite (`database.py`) holds the jobs; each job has a folder for its files (`files.py`). When
 `submit` returns, the job is on the disk. Every change of state is one `UPDATE ... WHERE state`, so
 only the first call that ends a job takes effect. Output files are published before the job is
 completed, inputs before it is accepted; its end removes the inputs. Opening the store cleans up
@@ -40,8 +40,7 @@ from carpool.jobs.database import (
     resume_time,
     wants_room,
 )
-from carpool.jobs.job_files import JobFiles
-from carpool.jobs.outbox import Outbox
+from carpool.jobs.files import JobFiles
 from carpool.jobs.state_folder import ScratchFolder, StateFolder
 
 _COLUMNS_OF_ENDS = ("error", "warnings", "timings", "skipped_steps", "settings")
@@ -96,7 +95,6 @@ class JobStore:
                 undo.callback(self._claim.close)
                 self._db = Database(None if folder is None else self.folder / NAME)
                 undo.callback(self._db.close)
-                self.outbox = Outbox(self._db)
                 self._files = JobFiles(self.folder, self._db, max_bytes)
                 self.file, self.input = self._files.output, self._files.input
                 self.journals = self._files.journals
@@ -300,18 +298,18 @@ class JobStore:
             db.executemany(query, [(percent, job_id) for job_id, percent in percents.items()])
 
     def complete(
-        self, job_id: str, write: Callable[[Path], object], *, keep: Sequence[str] = (),
-        warnings: Sequence[str] = (), timings: Mapping[str, float] | None = None,
-        skipped_steps: Sequence[int] = (), settings: Mapping[str, Any] | None = None,
-    ) -> bool:  # fmt: skip
+        self,
+        job_id: str,
+        write: Callable[[Path], object],
+        *,
+        keep: Sequence[str] = (),
+        **facts: Any,
+    ) -> bool:
         """Complete a running job with the files that `write` puts into an empty folder.
 
         Args:
             keep: inputs to keep as output files.
-            warnings: texts for the client.
-            timings: seconds of its phases.
-            skipped_steps: steps that `step_cache` skipped, by output.
-            settings: the settings of the first output, as used.
+            facts: `warnings`, `timings`, `skipped_steps` and `settings` of its record.
 
         Returns:
             Whether this call ended the job; if not, its files are deleted.
@@ -329,10 +327,7 @@ class JobStore:
         try:
             files = places.write(places.outputs, job_id, write_all)
             places.outputs.publish(job_id)
-            is_ours = self._end(
-                job_id, "completed", 100, files=files, warnings=warnings, timings=timings,
-                skipped_steps=list(skipped_steps), settings=settings,
-            )  # fmt: skip
+            is_ours = self._end(job_id, "completed", 100, files=files, **facts)
         finally:
             if is_ours:
                 places.drop(job_id, places.inputs)
@@ -370,6 +365,17 @@ class JobStore:
             **{"now": self.clock(), "up": self.clock.uptime_s()},
         }
         return bool(self._db.write(query, values))
+
+    def deliveries_due(self) -> list[Record]:
+        """Ended jobs with webhooks or uploads to be tried, the earliest first."""
+        query = "SELECT * FROM jobs WHERE due_s IS NOT NULL AND ended_s IS NOT NULL"
+        return [record_of(row) for row in self._db.read(f"{query} ORDER BY due_s LIMIT 32")]
+
+    def note_deliveries(
+        self, job_id: str, deliveries: Mapping[str, Any], due_s: float | None
+    ) -> None:
+        query = "UPDATE jobs SET deliveries = ?, due_s = ? WHERE id = ?"
+        self._db.write(query, [json.dumps(dict(deliveries)), due_s, job_id])
 
     def tidy(self) -> list[Record]:
         """Expire and return jobs that took too long; delete jobs after their retention."""

@@ -55,7 +55,7 @@ def courier_of(store: JobStore, settings: ServeSettings) -> Courier:
     if settings.webhook_secret:
         key = _key(settings.webhook_secret)
         senders["webhook"] = partial(_webhook, store, key, settings.webhook_host)
-    return Courier(store.outbox, senders, store.clock.uptime_s)
+    return Courier(store, senders)
 
 
 def _key(secret: str) -> bytes:
