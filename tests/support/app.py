@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from carpool.config import EngineSettings, ServeSettings
 from carpool.fleet.deployment import Deployment
 from carpool.fleet.fleet import Fleet
+from carpool.fleet.pool import OnActivity
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked
@@ -63,6 +64,10 @@ class Lone(Supervisor):
     def __init__(self) -> None:
         super().__init__(protocol.LoadModel("none", EngineSettings()), LocalConnector())
         self.is_open, self.handles, self.private_tasks = asyncio.Event(), [self], dict[str, str]()
+        self._on_activity: OnActivity | None = None
+
+    def watch_activity(self, listener: OnActivity | None) -> None:
+        self._on_activity = listener
 
     async def wait_open(self, model: str | None = None) -> None:
         await self.is_open.wait()

@@ -11,7 +11,7 @@ from carpool.types import CheckedRequest, RequestSize, Timings
 from carpool.worker import protocol
 from carpool.worker.guilt import CrashEvidence, Death
 from carpool.worker.requests import Moved
-from carpool.worker.supervisor import OnActivity, Supervisor, WorkerListener, WorkerState
+from carpool.worker.supervisor import Supervisor, WorkerListener, WorkerState
 from support.app import CARD
 
 
@@ -34,7 +34,7 @@ class FakeWorker(Supervisor):
         self.stopped = self.retired = False
         self.asked_to_release: list[str] = []
         self.keeps = set[str]()  # requests whose journals are not whole
-        self.on_activity: OnActivity | None = None
+        self.is_watched = False
         self.wait_s = 0.0  # that it estimates
         self._is_ready, self._failed = asyncio.Event(), asyncio.Event()
         self._error = LoadFailed("")
@@ -70,8 +70,8 @@ class FakeWorker(Supervisor):
 
     def act(self, now_s: float) -> None:
         """Its engine did something, if anybody watches."""
-        if self.on_activity is not None:
-            self.on_activity(protocol.Activity(Snapshot(now_s, (), (), 0), [], 0))
+        if self.is_watched:
+            self.listener.acted(protocol.Activity(Snapshot(now_s, (), (), 0), [], 0))
 
     def report(self, seconds: Sequence[float], texts: Any = None, **steps_left: float) -> None:
         costs: dict[RequestSize, list[float]] = {(None, None, None): list(seconds)}
@@ -129,8 +129,8 @@ class FakeWorker(Supervisor):
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
         return protocol.Estimated(1.0, self.wait_s, 1.0)
 
-    def watch_activity(self, listener: OnActivity | None) -> None:
-        self.on_activity = listener
+    def watch(self, *, is_on: bool) -> None:
+        self.is_watched = is_on
 
     async def statistics(self) -> dict[str, Any]:
         return {"waiting": 0, "running": len(self.running), "requests": len(self.got)}

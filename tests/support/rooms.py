@@ -22,8 +22,8 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "engine": (13_800, 25_503),
     "schedule": (2_200, 2_200),
-    "fleet": (3_200, 3_985),
-    "worker": (2_500, 3_028),
+    "fleet": (3_200, 3_968),
+    "worker": (2_500, 2_981),
     "server": (5_000, 6_855),
     "compat": (1_300, 2_170),
     "jobs, media": (3_000, 3_913),

@@ -28,7 +28,6 @@ class Deployment:
     loading: "asyncio.Task[None] | None" = None
     waiting: int = 0  # requests waiting for the load
     makes_room: bool = False  # about to be unloaded: gets no requests until it is loaded again
-    running: "asyncio.Task[None] | None" = None
 
     @property
     def id(self) -> str:

@@ -3,17 +3,17 @@
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from carpool.errors import CarpoolError, ModelNotFound, nearest
 from carpool.fleet.deployment import Deployment
 from carpool.fleet.loader import Loader, now_s
-from carpool.fleet.members import labelled
-from carpool.fleet.pool import Pool
+from carpool.fleet.pool import OnActivity, Pool
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
 from carpool.worker.in_flight import OnPreview
-from carpool.worker.supervisor import OnActivity, WorkerState
+from carpool.worker.supervisor import WorkerState
 
 T = TypeVar("T")
 
@@ -33,7 +33,6 @@ class Fleet:
         self._first = deployments[0]
         self.is_single = len(deployments) == 1 and not self._first.is_on_demand
         self._loader = Loader(deployments, max_loaded, self._open)
-        self._failed: asyncio.Future[None] | None = None
         self._on_activity: OnActivity | None = None
         self._tidying: asyncio.Task[None] | None = None
 
@@ -116,32 +115,23 @@ class Fleet:
 
     # Start and stop
 
-    def start(self) -> "asyncio.Task[None]":
-        """Load all permanent models in parallel. The task fails with the first `LoadFailed`."""
-        self._failed = asyncio.get_running_loop().create_future()
-        for model in self._deployments.values():
-            if not model.is_on_demand:
-                self._open(model)
+    def start(self) -> "asyncio.Future[Any]":
+        """Load all permanent models in parallel. The result fails with the first `LoadFailed`."""
+        at_start = [model for model in self._deployments.values() if not model.is_on_demand]
+        running = [self._open(model)[1] for model in at_start]
         self._tidying = asyncio.create_task(self._loader.tidy())
-        return asyncio.create_task(asyncio.wait_for(self._failed, None))
+        return asyncio.gather(self._tidying, *running)
 
-    def _open(self, model: Deployment) -> Pool:
+    def _open(self, model: Deployment) -> tuple[Pool, "asyncio.Task[None]"]:
         pool = model.pool = model.make()
         model.began_s = now_s()
 
         def is_any_ready() -> bool:
             return any(pool.state == "ready" for pool in self.pools)
 
-        model.running = pool.start(None if model.is_on_demand else is_any_ready)
-        pool.watch_activity(labelled(self._on_activity, model=model.name))
-        if not model.is_on_demand:
-            model.running.add_done_callback(self._ended)
-        return pool
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and self._failed is not None and not self._failed.done():
-            self._failed.set_exception(error)
+        running = pool.start(None if model.is_on_demand else is_any_ready)
+        pool.watch_activity(self._on_activity and partial(self._acted, model.name))
+        return pool, running
 
     async def wait_ready(self) -> protocol.WorkerReady:
         """Wait until one of the permanent models is loaded."""
@@ -192,8 +182,6 @@ class Fleet:
         self._loader.drain()
         if self._tidying is not None:
             self._tidying.cancel()
-        if self._failed is not None and not self._failed.done():
-            self._failed.cancel()
         await asyncio.gather(*(pool.stop() for pool in self.pools))
 
     @property
@@ -267,7 +255,12 @@ class Fleet:
         self._on_activity = listener
         for model in self._deployments.values():
             if model.pool is not None:
-                model.pool.watch_activity(labelled(listener, model=model.name))
+                model.pool.watch_activity(listener and partial(self._acted, model.name))
+
+    def _acted(self, model: str, activity: protocol.Activity) -> None:
+        activity.model = model
+        if self._on_activity is not None:
+            self._on_activity(activity)
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests; raises if no model has a worker to ask."""

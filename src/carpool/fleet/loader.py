@@ -31,7 +31,10 @@ class Loader:
     """
 
     def __init__(
-        self, models: Collection[Deployment], limit: int | None, start: Callable[[Deployment], Pool]
+        self,
+        models: Collection[Deployment],
+        limit: int | None,
+        start: Callable[[Deployment], tuple[Pool, "asyncio.Task[None]"]],
     ) -> None:
         self._models, self._limit, self._start = models, limit, start
         self.is_draining = False
@@ -140,15 +143,14 @@ class Loader:
     async def _try(self, model: Deployment) -> LoadFailed | None:
         """Load a model that has a place; returns its error, or None."""
         log.info("loading %s", model.name)
-        pool = self._start(model)
+        pool, running = self._start(model)
         ready = asyncio.create_task(pool.wait_ready())
-        assert model.running is not None
-        await asyncio.wait({ready, model.running}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ready, running}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             model.took_s = now_s() - model.began_s
             return None
         ready.cancel()
-        error = model.running.exception()
+        error = running.exception()
         model.pool = None
         await pool.stop()
         if not isinstance(error, LoadFailed):

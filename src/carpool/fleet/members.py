@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from carpool.errors import CarpoolError, LoraRejected, Starting, WorkerLost
 from carpool.worker import protocol
-from carpool.worker.supervisor import OnActivity, Supervisor, WorkerListener, WorkerState
+from carpool.worker.supervisor import Supervisor, WorkerListener, WorkerState
 
 if TYPE_CHECKING:
     from carpool.fleet.pool import Pool
@@ -50,6 +50,10 @@ class Member(WorkerListener):
         self.private = report.private
         self._pool.worker_reported(self, report)
 
+    def acted(self, activity: protocol.Activity) -> None:
+        activity.worker = self.number
+        self._pool.worker_acted(activity)
+
 
 class Members:
     """The workers of a pool, by number."""
@@ -61,7 +65,6 @@ class Members:
         self._differing: Set[str] = frozenset()  # ids of conflicting adapters
         self._refusing: tuple[protocol.WorkerReady, protocol.WorkerReady] | None = None
         self._warned_of: dict[str, list[str]] = {}  # workers by model, at the last warning
-        self._on_activity: OnActivity | None = None
 
     def __iter__(self) -> Iterator[Member]:
         return iter(list(self._members.values()))
@@ -74,7 +77,6 @@ class Members:
 
     def add(self, member: Member) -> None:
         self._members[member.number] = member
-        self._watch(member)
 
     def remove(self, member: Member) -> None:
         del self._members[member.number]
@@ -209,15 +211,6 @@ class Members:
         keys = ("waiting", "running", "requests")
         return {**{key: sum(worker[key] for worker in workers) for key in keys}, "workers": workers}
 
-    def watch_activity(self, listener: OnActivity | None) -> None:
-        """Send the engines' activity to a listener; None: to no listener."""
-        self._on_activity = listener
-        for member in self:
-            self._watch(member)
-
-    def _watch(self, member: Member) -> None:
-        member.handle.watch_activity(labelled(self._on_activity, worker=member.number))
-
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests, from the last worker of each."""
         timelines: dict[str, dict[str, Any]] = {}
@@ -228,15 +221,3 @@ class Members:
                     if timeline.get("submitted_at", 0.0) > before.get("submitted_at", 0.0):
                         timelines[timeline["id"]] = timeline  # a later worker of the request
         return [timelines[name] for name in request_ids if name in timelines]
-
-
-def labelled(listener: OnActivity | None, **labels: Any) -> OnActivity | None:
-    """A listener that sets fields of each activity first."""
-
-    def send(activity: protocol.Activity) -> None:
-        for name, value in labels.items():
-            setattr(activity, name, value)
-        if listener is not None:
-            listener(activity)
-
-    return listener and send

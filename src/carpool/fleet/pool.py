@@ -8,7 +8,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from carpool.config import EngineSettings
@@ -22,9 +21,12 @@ from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
 from carpool.worker.in_flight import OnPreview
 from carpool.worker.journals import Journals
-from carpool.worker.supervisor import OnActivity, Supervisor, WorkerState
+from carpool.worker.supervisor import Supervisor, WorkerState
 
 log = logging.getLogger("carpool")
+
+OnActivity = Callable[[protocol.Activity], None]
+"""Called with an engine's activity, a few times a second."""
 
 
 class Pool:
@@ -67,6 +69,7 @@ class Pool:
         self._resizer = Resizer(self, scale)
         self._is_open = asyncio.Event()
         self._number = 0  # number of the next worker
+        self._on_activity: OnActivity | None = None
         for device in self.devices[:workers]:
             self._add(device)
 
@@ -74,6 +77,7 @@ class Pool:
         number, self._number = self._number, self._number + 1
         member = Member(self, number, device, self._make)
         self._members.add(member)
+        member.handle.watch(is_on=self._on_activity is not None)
         self._queue.add_worker(number)
         return member
 
@@ -281,11 +285,15 @@ class Pool:
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Send the engines' activity and moves to a listener; None: to no listener."""
         self._dispatcher.news()  # drop earlier moves
-        self._members.watch_activity(listener and partial(self._with_moves, listener))
+        self._on_activity = listener
+        for handle in self.handles:
+            handle.watch(is_on=listener is not None)
 
-    def _with_moves(self, listener: OnActivity, activity: protocol.Activity) -> None:
-        activity.moves = self._dispatcher.news()
-        listener(activity)
+    def worker_acted(self, activity: protocol.Activity) -> None:
+        """Send a worker's activity to the listener, with the moves since the last one."""
+        if self._on_activity is not None:
+            activity.moves = self._dispatcher.news()
+            self._on_activity(activity)
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests, from the last worker of each."""

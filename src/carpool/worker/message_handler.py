@@ -16,7 +16,6 @@ from carpool.telemetry import tracing
 from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.activity_sender import ActivitySender
 from carpool.worker.raw_output import raw_output
 from carpool.worker.request_listener import LastMessage, RequestListener, failed
 from carpool.worker.update_sender import UpdateSender
@@ -94,8 +93,8 @@ class MessageHandler:
         is_noisy = message.log_level == "debug" and message.log_format == "text" and message.bars
         log_as_others(bars=is_noisy)
         self._send, self._updates, self._spans = send, updates, spans
-        self._co_riders, activity = CoRiders(), ActivityLog()
-        observers = [activity.forward, *([self._co_riders.forward] if message.otel else [])]
+        self._co_riders, self._activity, self._was_idle = CoRiders(), ActivityLog(), False
+        observers = [self._activity.forward, *([self._co_riders.forward] if message.otel else [])]
         model = message.model if message.factory is None else build(message.factory)
         loaded = load(model, message.settings)
         loaded.device.at_loss = partial(os._exit, 1)  # the front runs its requests again
@@ -107,9 +106,6 @@ class MessageHandler:
         self.engine.at_deadlock = lambda place: send(protocol.Deadlocked(place))
         self._meter = Meter(loaded)
         self._convert = partial(raw_output, spool=message.spool)
-        empty, requests = Snapshot(0.0, (), (), 0), self.engine.requests
-        snapshot = partial(self.engine.contain, "count", empty, requests)
-        self._viewers = ActivitySender(activity, snapshot, send)
         self._requests = OpenRequests()
         self._adding: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         load_s, self._statistics = time.monotonic() - began_s, self.engine.statistics()
@@ -149,13 +145,13 @@ class MessageHandler:
             case protocol.Release(request_id):
                 engine.release(request_id)
             case protocol.Reset():
-                self._viewers.watch(False)
+                self._watch(is_on=False)
                 engine.hold(0.0)
                 self._requests.reset(engine.cancel, self._send_ready)
             case protocol.Held(work_s):
                 engine.hold(work_s)
             case protocol.Watch(is_on):
-                self._viewers.watch(is_on)
+                self._watch(is_on=is_on)
             case protocol.Reload():
                 threading.Thread(target=self._reload, args=[engine.reload], daemon=True).start()
             case protocol.Ask(number, protocol.AddLora(name, path)):
@@ -180,6 +176,19 @@ class MessageHandler:
         """The engine's progress, and the report for the front's router."""
         report = self.engine.contain("count", None, self._report)
         return protocol.Heartbeat(*self.engine.progress(), report)
+
+    def activity(self) -> protocol.Activity | None:
+        """The engine's activity since the last call; None: not watched, or idle again."""
+        if not self._activity.is_on:
+            return None
+        forwards, missed = self._activity.take()
+        empty = Snapshot(0.0, (), (), 0)
+        now = self.engine.contain("count", empty, self.engine.requests)
+        was_idle, self._was_idle = self._was_idle, not (forwards or now.running or now.waiting)
+        return None if was_idle and self._was_idle else protocol.Activity(now, forwards, missed)
+
+    def _watch(self, *, is_on: bool) -> None:
+        self._activity.is_on, self._was_idle = is_on, False
 
     def _report(self) -> protocol.Report | None:
         return convert(self.engine.load_report(), protocol.Report, from_attributes=True)

@@ -28,6 +28,8 @@ from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
 
+ACTIVITIES = 4  # per heartbeat, while watched
+
 
 class WorkerProcess:
     """The worker's end of the socket."""
@@ -84,12 +86,15 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # the front may have closed it
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    def send_heartbeats(self) -> None:
-        """Send a heartbeat with the engine's progress every second. Never returns."""
+    def send_reports(self) -> None:
+        """Send the engine's progress every second, and activity more often. Never returns."""
         while True:
             handler = self._handler  # None: still loading
             self.send(protocol.Heartbeat(0.0, 0.0) if handler is None else handler.heartbeat())
-            time.sleep(INTERVAL_S)
+            for _ in range(ACTIVITIES):
+                if handler is not None and (activity := handler.activity()) is not None:
+                    self.send(activity)
+                time.sleep(INTERVAL_S / ACTIVITIES)
 
     def end(self) -> None:
         """End the process at once, even during a forward."""
@@ -149,7 +154,7 @@ def run(connection: int) -> None:
     standard_streams.protect()
     worker = WorkerProcess(front := socket.socket(fileno=connection))
     threading.Thread(target=_end_with_front, args=[front, worker], daemon=True).start()
-    threading.Thread(target=worker.send_heartbeats, name="carpool-heartbeat", daemon=True).start()
+    threading.Thread(target=worker.send_reports, name="carpool-heartbeat", daemon=True).start()
     startup.import_engine()
     worker.serve()
     worker.end()

@@ -7,7 +7,7 @@ next worker has loaded the model. A hanging worker is killed.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -23,9 +23,6 @@ from carpool.worker.requests import WorkerRequests
 from carpool.worker.restarts import Restarts
 
 log = logging.getLogger("carpool")
-
-OnActivity = Callable[[protocol.Activity], None]
-"""Called with the engine's activity, a few times a second."""
 
 WorkerState = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 _MOST_LISTED = 8  # requests in a log line
@@ -46,6 +43,9 @@ class WorkerListener:
 
     def reported(self, report: protocol.Report) -> None:
         """It sent its report, once a second."""
+
+    def acted(self, activity: protocol.Activity) -> None:
+        """It sent its engine's activity, a few times a second while watched."""
 
 
 class Supervisor:
@@ -89,7 +89,7 @@ class Supervisor:
         self._started_s = 0.0  # start of the newest worker; event loop's clock
         self._startup_s = 3.0  # startup time of the newest ready worker
         self._task: asyncio.Task[None] | None = None
-        self._on_activity: OnActivity | None = None
+        self._is_watched = False
         self._end = ""  # how the last worker ended, and its requests
 
     @property
@@ -195,11 +195,11 @@ class Supervisor:
             self.check_open()
         return await self._queries.ask(query)
 
-    def watch_activity(self, listener: OnActivity | None) -> None:
-        """Send the engine's activity to a listener, a few times a second; None: to no listener."""
-        was_on, self._on_activity = self._on_activity is not None, listener
-        if was_on != (listener is not None) and self._state == "ready":
-            self._send(protocol.Watch(listener is not None))
+    def watch(self, *, is_on: bool) -> None:
+        """Let the worker send its engine's activity, or not."""
+        was_on, self._is_watched = self._is_watched, is_on
+        if was_on != is_on and self._state == "ready":
+            self._send(protocol.Watch(is_on))
 
     def reload(self) -> None:
         """Let the worker reload its adapter folder and batching config."""
@@ -287,8 +287,8 @@ class Supervisor:
                 else:
                     self._open()
             case protocol.Activity() as activity:
-                if self._on_activity is not None:
-                    self._on_activity(activity)
+                if self._is_watched:
+                    self._listener.acted(activity)
             case protocol.Reloaded(card, problems):
                 assert self._loaded is not None
                 self._loaded = self._loaded.now(card)
@@ -334,7 +334,7 @@ class Supervisor:
             log.info("the worker is ready again")
         self.ready, self._state = self._loaded, "ready"
         self._first_ready.set()
-        if self._on_activity is not None:
+        if self._is_watched:
             self._send(protocol.Watch(True))
         self._requests.worker_is_ready()
         self._listener.changed()
