@@ -21,6 +21,7 @@ from carpool.fleet.deployment import Deployment
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool
 from carpool.types import CheckedRequest
+from support.fake_hosts import settle
 from support.fake_workers import FakeWorker
 
 
@@ -54,11 +55,6 @@ class Models:
 
     def newest(self, name: str) -> FakeWorker:
         return self.workers[name][-1]
-
-
-async def settle() -> None:
-    for _ in range(30):
-        await asyncio.sleep(0)
 
 
 def request(name: str, model: str, **others: Any) -> CheckedRequest:

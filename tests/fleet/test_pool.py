@@ -24,6 +24,7 @@ from carpool.telemetry.activity import SeenMove
 from carpool.types import CheckedRequest, JournalEntry
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
+from support.fake_hosts import settle
 from support.fake_workers import FakeWorker
 
 
@@ -49,11 +50,7 @@ class Stage:
             request = CheckedRequest(name, 1, arguments, **options)
             self.journals.open(name)
             self.tasks[name] = asyncio.create_task(self.pool.submit(request))
-        await self.settle()
-
-    async def settle(self) -> None:
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await settle()
 
     def all(self) -> list[str]:
         return [name for names in self.has() for name in names]
@@ -67,22 +64,22 @@ SOLO = (1.0, 2.0, 3.0, 4.0)  # seconds of a step: rows gain nothing
 
 async def ready(workers: int = 2, **settings: Any) -> Stage:
     stage = Stage(workers, **settings)
-    await stage.settle()
+    await settle()
     for worker in stage.workers:
         worker.load()
         worker.report(SOLO)
-    await stage.settle()
+    await settle()
     return stage
 
 
 async def test_a_pool_is_ready_when_one_worker_is_and_degraded_until_all_are() -> None:
     stage = Stage(2)
-    await stage.settle()
+    await settle()
     assert stage.pool.state == "starting"
     with pytest.raises(Starting):
         stage.pool.check_open()
     stage.workers[1].load()
-    await stage.settle()
+    await settle()
     assert (stage.pool.state, stage.pool.is_degraded) == ("ready", True)
     stage.pool.check_open()
     stage.workers[0].load()
@@ -98,7 +95,7 @@ async def test_requests_are_spread_held_and_bound_as_workers_get_room() -> None:
     assert (await stage.pool.statistics())["held"]["requests"] == 2
     first = stage.has()[0][0]
     stage.workers[0].finish(first)
-    await stage.settle()
+    await settle()
     assert "e" in stage.has()[0]
     assert stage.tasks[first].result().request_id == first
 
@@ -108,11 +105,11 @@ async def test_what_a_dead_worker_had_runs_on_another_and_says_in_how_many_death
     await stage.submit("a", "b")
     [lost] = stage.has()[0]
     stage.workers[0].die()
-    await stage.settle()
+    await settle()
     assert lost in stage.has()[1]
     assert (lost, 1) in [(name, deaths) for name, _, deaths in stage.workers[1].got]
     stage.workers[1].finish(lost)
-    await stage.settle()
+    await settle()
     assert stage.tasks[lost].result().request_id == lost
 
 
@@ -121,13 +118,13 @@ async def test_while_all_workers_are_away_requests_wait_and_new_ones_are_refused
     await stage.submit("a")
     for worker in stage.workers:
         worker.die()
-    await stage.settle()
+    await settle()
     assert stage.pool.state == "worker_lost"
     await stage.submit("b")
     with pytest.raises(WorkerLost):
         stage.tasks["b"].result()
     stage.workers[1].load()
-    await stage.settle()
+    await settle()
     assert stage.has() == [[], ["a"]]
 
 
@@ -136,12 +133,12 @@ async def test_a_request_that_is_held_can_be_cancelled_and_is_never_run() -> Non
     await stage.submit("a", "b", "c", "d")
     await stage.submit("e")
     stage.tasks["e"].cancel()
-    await stage.settle()
+    await settle()
     for name in "abcd":
         for worker in stage.workers:
             if name in worker.running:
                 worker.finish(name)
-    await stage.settle()
+    await settle()
     assert not any(name == "e" for worker in stage.workers for name, _, _ in worker.got)
     assert (await stage.pool.statistics())["held"]["requests"] == 0
 
@@ -192,7 +189,7 @@ async def test_texts_are_predicted_at_the_front_by_what_their_writers_wrote() ->
     async def is_late(name: str, deadline_s: float, **options: Any) -> bool:
         await stage.submit(name, deadline_s=deadline_s, **options)
         (task := stage.tasks[name]).cancel()
-        await stage.settle()
+        await settle()
         return not task.cancelled() and isinstance(task.exception(), TooLate)
 
     assert await is_late("long", 9.0, **chat)
@@ -219,16 +216,16 @@ async def test_what_an_earlier_server_began_is_not_refused_for_its_deadline() ->
 
 async def test_a_worker_that_cannot_load_ends_the_start_unless_another_is_ready() -> None:
     stage = Stage(2)
-    await stage.settle()
+    await settle()
     stage.workers[0].fail("cuda:7 is no device")
     with pytest.raises(LoadFailed, match="cuda:7"):
         await stage.running
     stage = Stage(2)
-    await stage.settle()
+    await settle()
     stage.workers[1].load()
-    await stage.settle()
+    await settle()
     stage.workers[0].fail("cuda:7 is no device")
-    await stage.settle()
+    await settle()
     assert not stage.running.done()
     assert stage.pool.is_degraded
     assert stage.pool.workers()[0]["error"] == "cuda:7 is no device"
@@ -239,14 +236,14 @@ async def test_a_drain_runs_what_is_held_and_takes_nothing_new() -> None:
     stage = await ready()
     await stage.submit("a", "b", "c", "d", "e")
     draining = asyncio.create_task(stage.pool.drain(5.0))
-    await stage.settle()
+    await settle()
     assert stage.pool.state == "draining"
     with pytest.raises(Draining):
         stage.pool.check_open()
     while running := [(w, name) for w in stage.workers for name in w.running]:
         worker, name = running[0]
         worker.finish(name)
-        await stage.settle()
+        await settle()
     await draining
     assert all(isinstance(task.result(), protocol.Done) for task in stage.tasks.values())
 
@@ -255,7 +252,7 @@ async def test_a_drain_fails_what_is_left_at_its_timeout() -> None:
     stage = await ready()
     await stage.submit("a", "b", "c", "d", "e")
     await stage.pool.drain(0.0)
-    await stage.settle()
+    await settle()
     assert all(isinstance(task.exception(), Draining) for task in stage.tasks.values())
 
 
@@ -293,17 +290,17 @@ async def test_a_pool_of_one_worker_leaves_the_queue_to_it_and_has_what_it_lost_
         "waiting": 0, "running": 8, "requests": 8, "steps_again": 3,
     }  # fmt: skip
     worker.die()
-    await stage.settle()
+    await settle()
     assert stage.has() == [[]]
     with pytest.raises(WorkerLost):
         stage.pool.check_open()
     worker.load()
-    await stage.settle()
+    await settle()
     assert stage.has() == [names]
     assert worker.admitted == dict.fromkeys(names, True)  # by the one that died
     for name in names:
         worker.finish(name)
-    await stage.settle()
+    await settle()
     assert {task.result().request_id for task in stage.tasks.values()} == set(names)
 
 
@@ -339,7 +336,7 @@ async def test_a_pool_that_is_full_is_so_until_a_request_ends(workers: int) -> N
 
     assert refusal.value.retry_after_s
     stage.tasks["a"].cancel()
-    await stage.settle()
+    await settle()
     stage.pool.check_room()
 
 
@@ -380,7 +377,7 @@ async def test_what_a_worker_has_that_is_to_end_moves_to_others_and_says_so() ->
     [moving] = stage.has()[0]
     stage.workers[0].report(SOLO, **{moving: 60.0})
     ending = asyncio.create_task(stage.pool.remove_worker(stage.pool.members()[0]))
-    await stage.settle()
+    await settle()
     assert stage.has()[1] == ["a", "b"]
     assert stage.workers[1].got[-1][2] == 0  # no death is counted
     for at_s in (1.0, 2.0):
@@ -395,7 +392,7 @@ async def test_what_a_worker_has_that_is_to_end_moves_to_others_and_says_so() ->
     assert (move["from"], move["to"], move["why"]) == (0, 1, "drain")
     assert (await stage.pool.statistics())["moves"] == {"drain": 1}
     stage.workers[1].finish(moving)
-    await stage.settle()
+    await settle()
     assert stage.tasks[moving].result().request_id == moving
 
 
@@ -405,7 +402,7 @@ async def test_what_cannot_move_ends_where_it_is_and_the_worker_after_it() -> No
     [staying] = stage.has()[0]
     stage.workers[0].keeps.add(staying)
     ending = asyncio.create_task(stage.pool.remove_worker(stage.pool.members()[0]))
-    await stage.settle()
+    await settle()
     assert stage.has()[0] == [staying]
     assert not stage.workers[0].retired
     stage.workers[0].finish(staying)
@@ -417,7 +414,7 @@ async def test_a_request_moves_only_to_workers_that_loaded_the_same_model_and_th
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stage = Stage(3)
-    await stage.settle()
+    await settle()
     for worker, digest in zip(stage.workers, ("old", "new", "old"), strict=True):
         worker.load(digest)
         worker.report(SOLO)
@@ -432,7 +429,7 @@ async def test_a_request_moves_only_to_workers_that_loaded_the_same_model_and_th
     assert stage.has()[1:] == [[other], sorted([moving, third])]
 
     ending = asyncio.create_task(stage.pool.remove_worker(last))
-    await stage.settle()
+    await settle()
     assert stage.has()[1:] == [[other], sorted([moving, third])]  # they would start over
     for name in (moving, third):
         stage.workers[2].finish(name)
@@ -450,7 +447,7 @@ async def test_an_urgent_request_pauses_one_of_lower_priority_which_goes_on_late
     await stage.submit("urgent", steps=100, priority=5)
     assert "urgent" not in stage.all()
     stage.workers[0].report(SOLO)
-    await stage.settle()
+    await settle()
     running = stage.all()
     assert "urgent" in running
     assert len(running) == 4
@@ -459,7 +456,7 @@ async def test_an_urgent_request_pauses_one_of_lower_priority_which_goes_on_late
     for worker in stage.workers:
         for name in list(worker.running):
             worker.finish(name)
-    await stage.settle()
+    await settle()
     assert paused in stage.all()  # it goes on
 
 
@@ -520,7 +517,7 @@ async def test_whoever_leaves_while_requests_move_pause_or_lose_their_worker_not
             for name, answer in list(worker.running.items()):
                 if not answer.done():
                     worker.finish(name)
-        await stage.settle()
+        await settle()
     async with asyncio.timeout(5):
         await asyncio.gather(*leaving)
     for name, task in stage.tasks.items():  # each has its own answer, or was cancelled

@@ -13,6 +13,7 @@ from carpool.fleet.autoscaler import Autoscaler, Scale
 from carpool.fleet.pool import Pool
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
+from support.fake_hosts import settle
 from support.fake_workers import FakeWorker
 
 SOLO = (1.0, 2.0, 3.0, 4.0)  # seconds of a step: rows gain nothing
@@ -37,21 +38,17 @@ class Stage:
         return worker
 
     async def load(self, *numbers: int) -> None:
-        await self.settle()
+        await settle()
         for number in numbers:
             self.workers[number].load()
             self.workers[number].report(SOLO)
-        await self.settle()
+        await settle()
 
     async def submit(self, *names: str) -> None:
         for name in names:
             request = CheckedRequest(name, 1, {"prompt": "a cat", "num_inference_steps": 10})
             self.tasks.append(asyncio.create_task(self.pool.submit(request)))
-        await self.settle()
-
-    async def settle(self) -> None:
-        for _ in range(30):
-            await asyncio.sleep(0)
+        await settle()
 
     async def finish(self) -> None:
         """End all requests, as often as new ones are bound."""
@@ -59,7 +56,7 @@ class Stage:
             for worker in self.workers:
                 for name in list(worker.running):
                     worker.finish(name)
-            await self.settle()
+            await settle()
 
     def devices(self) -> list[str]:
         return [one["device"] for one in self.pool.workers()]
@@ -110,7 +107,7 @@ async def test_a_worker_that_still_ends_what_it_has_keeps_its_device_from_the_ne
         await stage.submit("0")
         [busy] = [one for one in stage.pool.members() if stage.workers[one.number].running]
         leaving = asyncio.create_task(stage.pool.remove_worker(busy))
-        await stage.settle()
+        await settle()
         added = [stage.pool.add_worker().device for _ in range(2)]
         assert (busy.device in added, added) == (False, ["c", "d"])
         await stage.finish()
@@ -122,9 +119,9 @@ async def test_a_worker_that_dies_while_it_goes_leaves_its_requests_to_others() 
     async with of_two() as stage:
         await stage.submit("1", "2")
         removal = asyncio.create_task(stage.pool.remove_worker(stage.pool.members()[0]))
-        await stage.settle()
+        await settle()
         stage.workers[0].die()
-        await stage.settle()
+        await settle()
         await removal
         assert stage.devices() == ["b"]
         await stage.finish()
@@ -135,17 +132,17 @@ async def test_a_rolling_update_starts_each_new_worker_before_it_ends_an_old_one
     async with of_two() as stage:
         await stage.submit("1", "2", "3", "4")
         stage.pool.roll()
-        await stage.settle()
+        await settle()
         assert len(stage.workers) == 3
         assert not any(one.retired for one in stage.workers)
         stage.pool.roll()  # is refused: one is under way
         await stage.load(2)
         assert not stage.workers[0].retired  # it has requests
         await stage.finish()
-        await stage.settle()
+        await settle()
         assert [one.retired for one in stage.workers] == [True, False, False, False]
         await stage.load(3)
-        await stage.settle()
+        await settle()
         assert [one.retired for one in stage.workers] == [True, True, False, False]
         assert stage.devices() == ["a", "b"]
         assert [task.exception() for task in stage.tasks] == [None] * 4
@@ -156,9 +153,9 @@ async def test_a_rolling_update_ends_at_the_first_new_worker_that_cannot_load(
 ) -> None:
     async with of_two() as stage:
         stage.pool.roll()
-        await stage.settle()
+        await settle()
         stage.workers[2].fail("the file is broken")
-        await stage.settle()
+        await settle()
         assert [one.retired for one in stage.workers] == [False, False, True]
         assert stage.pool.state == "ready"
         assert stage.devices() == ["a", "b"]
@@ -172,10 +169,10 @@ async def test_where_there_is_no_place_for_a_new_worker_an_old_one_makes_room_if
     monkeypatch.setattr(resizing, "PLACE_S", 0.0)
     async with of_two() as stage:
         stage.pool.roll()
-        await stage.settle()
+        await settle()
         assert [one.retired for one in stage.workers] == [True, False, False]
         await stage.load(2)
-        await stage.settle()
+        await settle()
         assert len(stage.workers) == 4
         await stage.load(3)
         assert [one.retired for one in stage.workers] == [True, True, False, False]
@@ -187,7 +184,7 @@ async def test_the_last_worker_never_makes_room(monkeypatch: pytest.MonkeyPatch)
     stage = Stage(workers=1)
     await stage.load(0)
     stage.pool.roll()
-    await stage.settle()
+    await settle()
     assert not stage.workers[0].retired
     assert stage.pool.state == "ready"
     await stage.pool.stop()

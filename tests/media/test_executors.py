@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.media.executors import FairExecutor, FairSemaphore
-
-
-async def settle() -> None:
-    """Let every task come as far as it can."""
-    for _ in range(20):
-        await asyncio.sleep(0)
+from support.fake_hosts import settle
 
 
 class Users:

@@ -35,6 +35,12 @@ class FakeChild:
         return sum(isinstance(one, kind) for one in self.got)
 
 
+async def settle() -> None:
+    """Let every task come as far as it can."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
 async def until(is_so: Callable[[], bool]) -> None:
     """Turn the event loop until something is so."""
     while not is_so():  # noqa: ASYNC110

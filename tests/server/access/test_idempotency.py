@@ -8,6 +8,7 @@ import pytest
 
 from carpool.errors import IdempotencyMismatch, InvalidValue, PipelineFailed
 from carpool.server.access.idempotency import IdempotencyCache, digest_of
+from support.fake_hosts import settle
 
 
 class Harness:
@@ -35,11 +36,6 @@ class Harness:
         self, key: str | None = "k", body: str = "a", owner: str = "me"
     ) -> Coroutine[Any, Any, str]:
         return self.answers.once(owner, key, digest_of("/path", body), self.work)
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_the_same_request_again_gets_the_same_answer() -> None:
