@@ -82,8 +82,8 @@ class Served:
             video = self.http.get(f"/v1/videos/{video['id']}").json()
         if video["status"] == "failed":
             raise RuntimeError(f"a clip failed: {video['error']}")
-        file = self.http.get(f"/v1/videos/{video['id']}/content").content
-        return file, time.monotonic() - began_s
+        file = self.http.get(f"/v1/videos/{video['id']}/content")
+        return file.content, time.monotonic() - began_s
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         answer = self.http.post(path, json=body)
@@ -200,15 +200,14 @@ class Proof:
     def killed(self, here: Served, requests: list[dict[str, Any]], before: list[bytes]) -> None:
         """Kill the worker after about half of the steps."""
         [worker], began_s = here.house.workers()[-1:], time.monotonic()
-        before_steps = here.statistics()["steps"]
-        half = before_steps + sum(body["num_inference_steps"] for body in requests) // 2
+        steps = sum(body["num_inference_steps"] for body in requests)
+        half = here.statistics()["steps"] + steps // 2
         with ThreadPoolExecutor(1) as pool:
             answers = pool.submit(here.draw, requests)
             while here.statistics()["steps"] < half and not answers.done():
                 time.sleep(LOOK_S)
             os.kill(worker, signal.SIGKILL)
             files = [file for file, _ in answers.result()]
-        steps = sum(body["num_inference_steps"] for body in requests)
         again = forwards_of(here.statistics(), by_rows=True)
         match = "the same pictures" if files == before else "other last bits"
         outcome = f"{again} of {steps} request-steps ran again or anew in the next worker; {match}"
@@ -225,18 +224,16 @@ class Proof:
             self.row("exact: two alone, then together", outcome, here, time.monotonic() - began_s)
 
     def quantized(self, title: str, flags: Sequence[str]) -> None:
-        steps = len(self.denoisers)  # one on each of Wan's experts
-        body = {**bodies(self.name)[-1], "num_inference_steps": steps}
+        body = {**bodies(self.name)[-1], "num_inference_steps": len(self.denoisers)}
         with serving(self.folder, self.model, (*self.flags, *flags)) as here:
             self.row(f"{title}: start", started(here.house), here, here.ready_s)
             before, [(_, took_s)], after = here.statistics(), here.draw([body]), here.statistics()
             self.row(f"{title}: a request", f"{forwards_of(after)} forwards", here, took_s)
-            self.compare(before, after, body, title)
+            self.compare(before, after, body, f"{title} ")
 
     def slow_bus(self) -> None:
-        """Weights over a slow bus: one shared sweep, and one by one."""
-        rows = real_size_bus.measure(self.model, self.flags[1], bodies(self.name)[:3], self.bus)
-        for row in rows:
+        three = bodies(self.name)[:3]
+        for row in real_size_bus.measure(self.model, self.flags[1], three, self.bus):
             self.keep({"model": self.name, "table": "bus", "row": row})
 
     def plan(self) -> None:
@@ -250,8 +247,7 @@ class Proof:
 
     def compare(self, before: Any, after: Any, body: dict[str, Any], title: str = "") -> None:
         for name, *cells in real_size_plan.rows(self.model, before, after, body, title):
-            row = [f"{title} {name}".lstrip(), *cells]
-            self.keep({"model": self.name, "table": "plan", "row": row})
+            self.keep({"model": self.name, "table": "plan", "row": [title + name, *cells]})
 
 
 def forwards_of(stats: dict[str, Any], *, by_rows: bool = False) -> int:
@@ -290,8 +286,8 @@ def prove(name: str, folder: Path, options: Any, keep: Callable[[Any], None]) ->
         without = "transformer" if options.runs == "gguf" else ""  # its GGUF file is written later
         write(name, proof.model, without=without, is_tiny=options.tiny)
         files = {file.stat().st_ino: file.stat().st_size for file in proof.model.rglob("*.*")}
-        outcome = f"{sum(files.values()) / 1e9:.1f} GB of files"
-        cells = ["written", outcome, f"{time.monotonic() - began_s:.0f}", "", ""]
+        size = f"{sum(files.values()) / 1e9:.1f} GB of files"
+        cells = ["written", size, f"{time.monotonic() - began_s:.0f}", "", ""]
         keep({"model": name, "table": "runs", "row": cells})
     runs: dict[str, Callable[[], None]] = {
         "together": proof.together,
