@@ -170,10 +170,9 @@ def main() -> None:
     chat_s, engine_s, batch_s = map(statistics.median, zip(*chats, strict=True))
     print(f"a chat of {TEXTS}: plain {chat_s:.2f} s, engine {engine_s:.2f} s, generate_batch "
           f"{batch_s:.2f} s; all tokens equal")  # fmt: skip
-    for step_s, median_s, longest_s, own_s in beside:
-        print(f"{WRITERS} plans beside a drawing: from step to step {1e3 * median_s:.0f} ms, at "
-              f"most {1e3 * longest_s:.0f} ms = {longest_s / step_s:.1f} steps; the drawing's own "
-              f"longest wait, with steps of shorter requests {1e3 * own_s:.0f} ms")  # fmt: skip
+    for step_s, *waits_s in beside:
+        waits_ms = ", ".join(f"{1e3 * wait_s:.0f}" for wait_s in waits_s)
+        print(f"a step of {1e3 * step_s:.0f} ms waits (median, longest, the drawing's): {waits_ms}")
 
 
 if __name__ == "__main__":

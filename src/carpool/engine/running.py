@@ -89,16 +89,13 @@ class RunningRequests:
         now_s = self._clock()
         self._stages.contain("count", None, self._stats.start, now_s - state.submitted_s)
         self._tell(state, Event("started", state.request_id, now_s))
-        if self.private is None and self._next is None:
-            self._do("start", self._begin, state, now_s)
-        else:
-            self.postponed.append(partial(self._start_late, state))
+        self._start_if_due(state)
 
-    def _start_late(self, state: RequestState) -> None:
+    def _start_if_due(self, state: RequestState) -> None:
         if state.has_failed and self._next is None:
             self._next = state
         if self._must_wait(state):
-            self.postponed.append(partial(self._start_late, state))
+            self.postponed.append(partial(self._start_if_due, state))
         elif state.status != "finished":
             self._do("start", self._begin, state, self._clock())
 
@@ -289,7 +286,7 @@ class RunningRequests:
         self._rewind(state, now_s)
         state.warnings.append(warning)
         state.is_private = True
-        self.postponed.append(partial(self._start_late, state))
+        self.postponed.append(partial(self._start_if_due, state))
 
     def _start_over(self, state: RequestState, why: StartOver, now_s: float) -> None:
         """Run a request again from the start: its recorded answers do not match it."""

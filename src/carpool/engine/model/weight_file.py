@@ -5,8 +5,9 @@ as soon as it exists, and is mapped from there. So a model larger than the host'
 quantized, and streaming reads its weights from that file.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,5 @@ class _MovingWeights(dict[str, Tensor]):
                 if value.data_ptr() != source.data_ptr() and value.device.type == "cpu":
                     setattr(owner, attribute, self._file.move(value))
                     self._pages.forget_pages(source)
+            with suppress(AttributeError, OSError):  # another C library
+                ctypes.CDLL(None).malloc_trim(0)  # glibc would keep what quantizing has freed
