@@ -4,11 +4,14 @@ Routes and dialects parse it (`requests.parse_image_request`); `responses/` runs
 """
 
 import base64
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
+
+from fastapi.sse import format_sse_event
 
 from carpool import media
 from carpool.errors import InvalidValue, UnsupportedParameter
@@ -36,9 +39,6 @@ WITHOUT_EFFECT = {  # rules of fields that some kinds of answers leave without e
 }
 Settings = Mapping[str, Any]
 WorkKind = Literal["image_generation", "image_edit"]
-WriteEvent = Callable[["ParsedImageRequest", int, protocol.Preview | protocol.Done, int], bytes]
-"""Writes an event. Arguments: request, number of the picture, update, previews before it."""
-
 StoreFile = Callable[[bytes, str], str]
 """Stores a file of a format; returns its URL. Runs on a thread."""
 
@@ -64,7 +64,7 @@ class ParsedImageRequest:
     pictures: dict[str, Any] = field(default_factory=dict)  # pipeline arguments, with implied sizes
     digests: list[str] = field(default_factory=list)  # digests of the pictures as they were sent
     warnings: list[str] = field(default_factory=list)  # about fields that change nothing
-    write_event: WriteEvent | None = None  # writer of a stream's events; None: OpenAI's format
+    chunks: Callable[[int, protocol.Done], bytes] | None = None  # writes the events of a chat
 
     @cached_property
     def sent(self) -> dict[str, Any]:
@@ -142,6 +142,10 @@ class ParsedImageRequest:
         return bool(self.body.stream)
 
     @property
+    def is_chat(self) -> bool:
+        return self.chunks is not None
+
+    @property
     def inputs(self) -> list[Any]:
         """The input pictures."""
         arguments = self.requests[0].arguments
@@ -177,6 +181,54 @@ class ParsedImageRequest:
                 height=picture.height,
             ),
         )
+
+    def write_event(
+        self, number: int, update: protocol.Preview | protocol.Done, index: int
+    ) -> bytes:
+        """Encode a preview or picture as an OpenAI event. Blocks: call it on a thread.
+
+        A rewritten prompt has an event name of our own.
+
+        Args:
+            number: number of the picture.
+            index: number of its previews before.
+        """
+        event: dict[str, Any]
+        if isinstance(update, protocol.Done):
+            if self.chunks is not None:
+                return self.chunks(number, update)
+            picture, kind = update.pictures[0], f"{self.kind}.completed"
+            used = without_prompts(update.settings)
+            fields = {
+                "skipped_steps": update.skipped_steps,
+                "revised_prompt": update.settings.get("revised_prompt"),
+                "warnings": update.warnings, "settings": used, "safety_identifier": self.user,
+            }  # fmt: skip
+            event = {
+                "usage": self.usage([update.usage]).model_dump(),
+                "timings": asdict(update.timings),
+                **{n: value for n, value in fields.items() if value or isinstance(value, str)},
+            }
+        elif update.picture is not None:
+            picture, kind = update.picture, f"{self.kind}.partial_image"
+            event = {"partial_image_index": index, "step": update.step, "steps": update.steps}
+        else:
+            kind = f"{self.kind}.revised_prompt"
+            event = {"type": kind, "revised_prompt": update.text, "image_index": number}
+            return format_sse_event(data_str=json.dumps(event), event=kind)
+        settings = update.settings if isinstance(update, protocol.Done) else None
+        event |= {
+            "type": kind,
+            "b64_json": encoded(self.file(number, picture, settings)),
+            "created_at": int(time.time()),
+            "size": f"{picture.width}x{picture.height}",
+            "quality": self.quality,
+            "background": "opaque",
+            "output_format": self.format,
+            "seed": self.requests[number].seed,
+            "image_index": number,  # 0 to n - 1
+        }
+        return format_sse_event(data_str=json.dumps(event), event=kind)
 
     def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody:
         """The usage of one or more pictures. Prompts and input pictures count once."""

@@ -78,7 +78,7 @@ async def parse_image_request(
     if form is None:
         body = translated(context, body, model.card)
         form = forms.Form(nested=taken(body.model_extra or {}, model.card))
-    image_request = ParsedImageRequest(model, body, context.client)
+    image_request = ParsedImageRequest(model, body, context.client, warnings=form.warnings)
     if not (task or form.images or form.nested):
         return image_request
     check_count(form.nested)

@@ -84,6 +84,7 @@ class Form:
     mask: ImageData | None = None
     name: str = "image"  # field of the pictures, for error texts
     nested: Nested = field(default_factory=dict)  # pictures in other fields, or in nested lists
+    warnings: list[str] = field(default_factory=list)  # about fields that change nothing
     is_before_white: bool = False  # transparent pixels become white; else opaque
 
     def digests(self) -> list[str]:

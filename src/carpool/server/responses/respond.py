@@ -4,37 +4,23 @@ Each `Idempotency-Key` runs its request once.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from carpool.server.access.idempotency import digest_of, key_of
 from carpool.server.bodies import schema
-from carpool.server.image_request import RunInThread, StoreFile
-from carpool.server.responses.stream import EventStream, StreamedRequest, events, gather, is_final
+from carpool.server.responses.stream import EventStream, ParsedRequest, events, gather, is_final
 from carpool.server.state import AuthenticatedRequest
-from carpool.worker import encoding, protocol
+from carpool.worker import encoding
 
-Reply = TypeVar("Reply", covariant=True)
-
-
-class ParsedRequest(StreamedRequest, Protocol[Reply]):
-    """A request for pictures or texts: reading `requests` or `inputs` checks its parameters."""
-
-    @property
-    def is_streamed(self) -> bool: ...
-    @property
-    def inputs(self) -> list[Any]: ...  # the input pictures
-    def identity(self, **fields: Any) -> dict[str, Any]: ...
-    async def answer(
-        self, outputs: Sequence[protocol.Done], *, link: StoreFile, run: RunInThread
-    ) -> Reply: ...
+Answer = TypeVar("Answer")
 
 
 async def respond(
-    context: AuthenticatedRequest, parsed: ParsedRequest[Reply], **fields: Any
-) -> Reply | EventStream:
+    context: AuthenticatedRequest, parsed: ParsedRequest[Answer], **fields: Any
+) -> Answer | EventStream:
     """Check the parameters and run the requests while the client is connected.
 
     Args:
@@ -79,7 +65,7 @@ async def respond(
     if parsed.is_streamed:
         streamed = _live(once, live)
         return EventStream(await context.unless_disconnected(anext(streamed)), streamed)
-    answer: Reply = await context.unless_disconnected(once())  # the digest differs for a stream
+    answer: Answer = await context.unless_disconnected(once())  # the digest differs for a stream
     if isinstance(answer, schema.ImagesResponse):
         state.observer.drew(answer.model, len(answer.data), answer.usage)
     return answer

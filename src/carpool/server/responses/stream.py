@@ -6,12 +6,10 @@ every other stream ends with `[DONE]`.
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -20,15 +18,15 @@ from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError
 from carpool.fleet.fleet import Fleet
-from carpool.media.metadata import without_prompts
 from carpool.server.bodies import schema
-from carpool.server.image_request import ParsedImageRequest, RunInThread, encoded
+from carpool.server.image_request import RunInThread, StoreFile
 from carpool.telemetry import logs
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 
 log = logging.getLogger("carpool")
 T = TypeVar("T")
+Reply = TypeVar("Reply", covariant=True)
 
 HEARTBEAT_S = 15.0
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -93,19 +91,28 @@ def is_final(event: bytes) -> bool:
     return first.startswith(b"data:") or first.endswith(b".completed")
 
 
-class StreamedRequest(Protocol):
-    """A request that a stream answers: for pictures or texts."""
+class ParsedRequest(Protocol[Reply]):
+    """A request for pictures or texts: reading `requests` or `inputs` checks its parameters."""
 
     @property
     def requests(self) -> Sequence[CheckedRequest]: ...
     @property
-    def write_event(self) -> Callable[[Any, int, Shown, int], bytes] | None: ...
+    def inputs(self) -> list[Any]: ...  # the input pictures
+    @property
+    def is_streamed(self) -> bool: ...
+    @property
+    def is_chat(self) -> bool: ...  # its stream has no event of a rewritten prompt
+    def identity(self, **fields: Any) -> dict[str, Any]: ...
     def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody: ...
+    def write_event(self, number: int, update: Shown, index: int) -> bytes: ...
+    async def answer(
+        self, outputs: Sequence[protocol.Done], *, link: StoreFile, run: RunInThread
+    ) -> Reply: ...
 
 
 async def events(
     fleet: Fleet,
-    image_request: StreamedRequest,
+    parsed: ParsedRequest[Any],
     *,
     on_output: Callable[[int, schema.UsageBody], None],
     previewed: Callable[[float], None],
@@ -124,8 +131,8 @@ async def events(
         CarpoolError: a request failed.
     """
     updates: asyncio.Queue[Update] = asyncio.Queue()
-    work = asyncio.create_task(_run(fleet, image_request, updates))
-    open_outputs, is_begun, began_s = len(image_request.requests), False, time.monotonic()
+    work = asyncio.create_task(_run(fleet, parsed.requests, updates))
+    open_outputs, is_begun, began_s = len(parsed.requests), False, time.monotonic()
     previews, last_step = [0] * open_outputs, [0] * open_outputs  # by picture
     try:
         while open_outputs:
@@ -142,19 +149,19 @@ async def events(
             else:
                 number, sight = update
                 is_prompt = isinstance(sight, protocol.Preview) and sight.is_prompt
-                if is_prompt and image_request.write_event is not None:
-                    continue  # chats have no such event
+                if is_prompt and parsed.is_chat:
+                    continue
                 is_first = not (is_prompt or any(last_step) or isinstance(sight, protocol.Done))
                 if isinstance(sight, protocol.Preview) and not is_prompt:
                     if sight.step <= last_step[number]:
                         continue  # sent before the worker died
                     last_step[number] = sight.step
-                write = partial(_event, image_request, number, sight, previews[number])
+                write = partial(parsed.write_event, number, sight, previews[number])
                 pictures = sight.pictures if isinstance(sight, protocol.Done) else sight.picture
                 event = await run(write) if pictures else write()
                 if isinstance(sight, protocol.Done):
                     open_outputs -= 1
-                    on_output(len(sight.pictures), image_request.usage([sight.usage]))
+                    on_output(len(sight.pictures), parsed.usage([sight.usage]))
                 if is_first:
                     previewed(time.monotonic() - began_s)
                 previews[number] += not is_prompt
@@ -181,13 +188,13 @@ async def gather(submit: Callable[[int], Coroutine[Any, Any, T]], count: int) ->
 
 
 async def _run(
-    fleet: Fleet, image_request: StreamedRequest, updates: "asyncio.Queue[Update]"
+    fleet: Fleet, requests: Sequence[CheckedRequest], updates: "asyncio.Queue[Update]"
 ) -> None:
     """Run all requests, and put their previews, outputs or errors into the queue."""
 
     async def submit(number: int) -> None:
         output = await fleet.submit(
-            image_request.requests[number],
+            requests[number],
             on_progress=lambda _, steps: updates.put_nowait(
                 KEEPALIVE_COMMENT if steps else RESTARTED_COMMENT
             ),
@@ -196,57 +203,9 @@ async def _run(
         updates.put_nowait((number, output))
 
     try:
-        await gather(submit, len(image_request.requests))
+        await gather(submit, len(requests))
     except CarpoolError as error:
         updates.put_nowait(error)
     except Exception as error:
         log.error("a stream failed unexpectedly", exc_info=error)
         updates.put_nowait(CarpoolError("the server failed; its log says more"))
-
-
-def _event(image_request: StreamedRequest, number: int, sight: Shown, index: int) -> bytes:
-    """Encode a preview or picture as an OpenAI event. Blocks: call it on a thread.
-
-    A rewritten prompt has an event name of our own.
-    """
-    if image_request.write_event is not None:
-        return image_request.write_event(image_request, number, sight, index)
-    assert isinstance(image_request, ParsedImageRequest)
-    event: dict[str, Any]
-    if isinstance(sight, protocol.Preview) and sight.is_prompt:
-        kind = f"{image_request.kind}.revised_prompt"
-        event = {"type": kind, "revised_prompt": sight.text, "image_index": number}
-        return format_sse_event(data_str=json.dumps(event), event=kind)
-    if isinstance(sight, protocol.Done):
-        picture, kind = sight.pictures[0], f"{image_request.kind}.completed"
-        event = {
-            "usage": image_request.usage([sight.usage]).model_dump(),
-            "timings": asdict(sight.timings),
-        }
-        if sight.skipped_steps:
-            event["skipped_steps"] = sight.skipped_steps
-        if "revised_prompt" in sight.settings:
-            event["revised_prompt"] = sight.settings["revised_prompt"]
-        if sight.warnings:
-            event["warnings"] = sight.warnings
-        if settings := without_prompts(sight.settings):
-            event["settings"] = settings
-        if image_request.user is not None:
-            event["safety_identifier"] = image_request.user
-    else:
-        assert sight.picture is not None
-        picture, kind = sight.picture, f"{image_request.kind}.partial_image"
-        event = {"partial_image_index": index, "step": sight.step, "steps": sight.steps}
-    final_settings = sight.settings if isinstance(sight, protocol.Done) else None
-    event |= {
-        "type": kind,
-        "b64_json": encoded(image_request.file(number, picture, final_settings)),
-        "created_at": int(time.time()),
-        "size": f"{picture.width}x{picture.height}",
-        "quality": image_request.quality,
-        "background": "opaque",
-        "output_format": image_request.format,
-        "seed": image_request.requests[number].seed,
-        "image_index": number,  # 0 to n - 1
-    }
-    return format_sse_event(data_str=json.dumps(event), event=kind)

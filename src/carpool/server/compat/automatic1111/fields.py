@@ -6,13 +6,13 @@ name.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from carpool.errors import InvalidValue, ModelNotFound, UnsupportedParameter, show
 from carpool.request.card import Card
 from carpool.request.prompt_weights import has_weights, weights_warning, without_escapes
 from carpool.request.values import is_int, is_number
+from carpool.server.bodies.forms import Form
 from carpool.server.compat.automatic1111 import prompt_tags
 from carpool.server.compat.automatic1111.bodies import SAMPLER, Image2Image, Text2Image
 
@@ -44,18 +44,8 @@ _FORGE_GUIDANCE = 3.5  # default of Forge's clients, sent for any model
 _MOST_LAYERS = 12
 
 
-@dataclass(slots=True)
-class Translation:
-    """The translation of a body."""
-
-    values: dict[str, Any]  # fields of an `ImageRequest`
-    warnings: list[str] = field(default_factory=list)  # requested fields that change nothing
-
-
-def translated(
-    body: Text2Image, card: Card, model: str, *, keeps_size: bool = False
-) -> Translation:
-    """Translate a body to the fields of an `ImageRequest`.
+def translated(body: Text2Image, card: Card, model: str, *, keeps_size: bool = False) -> Form:
+    """Translate a body to the fields of an `ImageRequest`, without its pictures.
 
     Args:
         model: the served name of the model.
@@ -71,15 +61,13 @@ def translated(
     negative = body.negative_prompt or ""
     is_weighted = card.weights_reader == "compel" and (has_weights(prompt) or has_weights(negative))
     n = (body.batch_size or 1) * (body.n_iter or 1)
-    translation = Translation({"n": n, "prompt_weights": is_weighted})
+    form = Form({"n": n, "prompt_weights": is_weighted}, name="init_images", is_before_white=True)
     for name, text in (("prompt", prompt), ("negative_prompt", negative)):
-        translation.warnings += weights_warning(
-            text, name, card, is_notation=True, is_read=is_weighted
-        )
+        form.warnings += weights_warning(text, name, card, is_notation=True, is_read=is_weighted)
         if text or name == "prompt":
-            translation.values[name] = text if is_weighted else without_escapes(text)
+            form.values[name] = text if is_weighted else without_escapes(text)
     if tags and not extra.get("disable_extra_networks"):
-        translation.values["lora"] = prompt_tags.adapters_of(tags, card.adapters)
+        form.values["lora"] = prompt_tags.adapters_of(tags, card.adapters)
     fields = {
         "seed": None if body.seed in (-1, "") else body.seed,
         "num_inference_steps": body.steps,
@@ -89,16 +77,16 @@ def translated(
     }
     if "image_guidance_scale" in names:
         fields["image_guidance_scale"] = extra.get("image_cfg_scale")
-    translation.values |= {name: value for name, value in fields.items() if value is not None}
-    _add_guidance(translation, body, names)
-    _add_eta(translation, extra.get("eta"), names)
+    form.values |= {name: value for name, value in fields.items() if value is not None}
+    _add_guidance(form, body, names)
+    _add_eta(form, extra.get("eta"), names)
     settings = {name: v for name, v in (body.override_settings or {}).items() if v is not None}
-    _add_settings(translation, {_CLIP_SKIP: extra.get("clip_skip")} | settings, card, model)
+    _add_settings(form, {_CLIP_SKIP: extra.get("clip_skip")} | settings, card, model)
     _check_scripts(body.alwayson_scripts or {})
     rest = {"sampler_name": body.sampler_name, "scheduler": body.scheduler, **extra}
-    _add_sampler(translation, rest, card)
+    _add_sampler(form, rest, card)
     for name, value in rest.items():
-        is_translated = name in _SAMPLERS and "scheduler" in translation.values
+        is_translated = name in _SAMPLERS and "scheduler" in form.values
         if is_translated or value is None or name in UNREAD or name.startswith("hr_"):
             continue  # `hr_...` fields belong to enable_hr
         if value in _RESTING.get(name, ()) or _is_own(name, value):
@@ -106,16 +94,16 @@ def translated(
         if name == "sampler_index" and body.sampler_name:  # `sampler_name` wins
             continue
         if name in names and name not in _RESTING:
-            translation.values[name] = value
+            form.values[name] = value
             continue
         rule = "is not supported, and would change the picture: leave it out"
         if name in _SAMPLERS:
             rule = f"is not supported by this model: send {SAMPLER!r}, its own sampler"
         raise UnsupportedParameter(f"{name[:60]}={show(value)} {rule}", param=name[:60])
-    return translation
+    return form
 
 
-def _add_sampler(translation: Translation, fields: Mapping[str, Any], card: Card) -> None:
+def _add_sampler(form: Form, fields: Mapping[str, Any], card: Card) -> None:
     """Add a sampler with its noise schedule, if the model's own can be replaced."""
     names = {
         name: value
@@ -126,7 +114,7 @@ def _add_sampler(translation: Translation, fields: Mapping[str, Any], card: Card
     sampler = names.get("sampler_name") or names.get("sampler_index")
     if card.schedulers and sampler:
         schedule = names.get("scheduler", "")
-        translation.values["scheduler"] = f"{sampler} {schedule}".strip()
+        form.values["scheduler"] = f"{sampler} {schedule}".strip()
 
 
 def _is_own(name: str, value: Any) -> bool:
@@ -134,35 +122,35 @@ def _is_own(name: str, value: Any) -> bool:
     return name in _SAMPLERS and isinstance(value, str) and value.lower() == SAMPLER.lower()
 
 
-def _add_guidance(translation: Translation, body: Text2Image, names: set[str]) -> None:
+def _add_guidance(form: Form, body: Text2Image, names: set[str]) -> None:
     """Add `cfg_scale`, and Forge's `distilled_cfg_scale` for distilled models."""
     distilled = body.distilled_cfg_scale or None
     is_distilled = "true_cfg_scale" in names or "negative_prompt" not in names
     cfg = "true_cfg_scale" if "true_cfg_scale" in names else "guidance_scale"
     if body.cfg_scale is not None:
-        translation.values[cfg] = body.cfg_scale
+        form.values[cfg] = body.cfg_scale
     if distilled is None:
         return
     if is_distilled:
-        translation.values["guidance_scale"] = distilled
+        form.values["guidance_scale"] = distilled
     elif distilled != _FORGE_GUIDANCE:
         text = f"distilled_cfg_scale={show(distilled)}"
-        translation.warnings.append(f"{text} changes nothing: this model's guidance is cfg_scale")
+        form.warnings.append(f"{text} changes nothing: this model's guidance is cfg_scale")
 
 
-def _add_eta(translation: Translation, eta: Any, names: set[str]) -> None:
+def _add_eta(form: Form, eta: Any, names: set[str]) -> None:
     if eta is None or (is_number(eta) and eta == 0):
         return
     if "eta" in names:
-        translation.values["eta"] = eta
+        form.values["eta"] = eta
     elif is_number(eta):
         reason = "changes nothing: this model's sampler takes none"
-        translation.warnings.append(f"eta={show(eta)} {reason}")
+        form.warnings.append(f"eta={show(eta)} {reason}")
     else:
         raise InvalidValue.of("eta", eta, "must be a number")
 
 
-def _add_settings(to: Translation, settings: Mapping[str, Any], card: Card, model: str) -> None:
+def _add_settings(form: Form, settings: Mapping[str, Any], card: Card, model: str) -> None:
     """Add the settings of one request."""
     check_model(settings.get("sd_model_checkpoint"), card, model)
     for name, value in settings.items():
@@ -173,10 +161,10 @@ def _add_settings(to: Translation, settings: Mapping[str, Any], card: Card, mode
         raise UnsupportedParameter(f"override_settings.{name[:60]} {rule}", param=name[:60])
     layers = settings.get(_CLIP_SKIP)
     if (skipped := skipped_layers(layers, card)) is not None:
-        to.values["clip_skip"] = skipped
+        form.values["clip_skip"] = skipped
     elif layers not in (None, 1, 2):
         rule = "this model always takes the last layer but one of its text encoders"
-        to.warnings.append(f"{_CLIP_SKIP}={show(layers)} changes nothing: {rule}")
+        form.warnings.append(f"{_CLIP_SKIP}={show(layers)} changes nothing: {rule}")
 
 
 def skipped_layers(layers: Any, card: Card) -> int | None:

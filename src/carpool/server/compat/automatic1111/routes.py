@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError, InvalidValue, SizeRejected, show
 from carpool.media.masks import filled, fitted
-from carpool.media.reader import ImageData, ImageIntake
+from carpool.media.reader import ImageIntake
 from carpool.media.uploads import Mode
 from carpool.request.adapter_names import name_for_tag
 from carpool.request.card import Card
@@ -89,7 +89,8 @@ async def txt2img(context: Context) -> bodies.Drawn:
     values = without_pictures(await read_json(context.request))
     body = validated(bodies.Text2Image, values)
     model = await _model(context, body)
-    return await _drawn(context, model, body, fields.translated(body, model.card, model.id), values)
+    form = fields.translated(body, model.card, model.id)
+    return await _drawn(context, model, body, form, values)
 
 
 @router.post("/img2img", openapi_extra=json_document(bodies.Image2Image))
@@ -103,11 +104,11 @@ async def img2img(context: Context) -> bodies.Drawn:
     model = await _model(context, body)
     task = model.card.task_for(["image", "mask_image"] if body.mask is not None else ["image"])
     size = None if task.takes("width") else _size(body, model.card)
-    translation = fields.translated(body, model.card, model.id, keeps_size=size is not None)
-    translation.values |= fields.check_fill(body, model.card)
-    images = [as_url(picture, "init_images") for picture in body.init_images]
+    form = fields.translated(body, model.card, model.id, keeps_size=size is not None)
+    form.values |= fields.check_fill(body, model.card)
+    form.images = [as_url(picture, form.name) for picture in body.init_images]
     mask = None if body.mask is None else _mask_of(body)
-    return await _drawn(context, model, body, translation, texts, images, size, mask)
+    return await _drawn(context, model, body, form, texts, size=size, mask=mask)
 
 
 async def _model(context: AuthenticatedRequest, body: bodies.Text2Image) -> ServedModel:
@@ -121,21 +122,21 @@ async def _drawn(
     context: AuthenticatedRequest,
     model: ServedModel,
     body: bodies.Text2Image,
-    translation: fields.Translation,
+    form: Form,
     values: dict[str, Any],
-    images: list[ImageData] | None = None,
-    size: tuple[int, int] | None = None,
-    mask: MakeMask | None = None,
+    **pictures: Any,
 ) -> bodies.Drawn:
-    drawing = validated(schema.ImageRequest, translation.values)
-    form = Form(images=images or [], name="init_images", is_before_white=True)
+    """Draw, until `interrupt`.
+
+    Args:
+        values: the sent fields, for the answer.
+        pictures: `size` and `mask` of `parse_image_request`.
+    """
+    drawing = validated(schema.ImageRequest, form.values)
 
     async def draw() -> Any:
-        image_request = await parse_image_request(
-            context, drawing, form, model=model, size=size, mask=mask
-        )
-        image_request.warnings += translation.warnings
-        return await respond(context, image_request)
+        parsed = await parse_image_request(context, drawing, form, model=model, **pictures)
+        return await respond(context, parsed)
 
     task = asyncio.ensure_future(draw())
     answer: Any = None
@@ -153,7 +154,7 @@ async def _drawn(
     if answer is None:  # interrupted: that program answers without pictures
         return bodies.Drawn(images=[], parameters=values, info='{"all_seeds": [], "infotexts": []}')
     files = [image.b64_json or "" for image in answer.data] if body.send_images is not False else []
-    text = bodies.info(body, translation.values, answer)
+    text = bodies.info(body, form.values, answer)
     return bodies.Drawn(images=files, parameters=values, info=text)
 
 

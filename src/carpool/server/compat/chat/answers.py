@@ -66,21 +66,16 @@ class Chunks:
 class ImageChunks(Chunks):
     """A chunk for each picture, the finish reason, the usage."""
 
+    image_request: ParsedImageRequest
     has_parts: bool
     has_metrics: bool
     _usages: list[protocol.TokenUsage] = field(default_factory=list)
     _timings: list[Timings] = field(default_factory=list)
     _warnings: dict[str, None] = field(default_factory=dict)  # in order of arrival
 
-    def __call__(
-        self,
-        image_request: ParsedImageRequest,
-        number: int,
-        update: protocol.Preview | protocol.Done,
-        _index: int,
-    ) -> bytes:
+    def __call__(self, number: int, update: protocol.Done) -> bytes:
         """The events of a picture. Encodes it: call it on a thread."""
-        assert isinstance(update, protocol.Done)  # chats request no previews
+        image_request = self.image_request
         self._usages.append(update.usage)
         self._timings.append(update.timings)
         self._warnings |= dict.fromkeys(update.warnings)

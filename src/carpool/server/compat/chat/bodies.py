@@ -8,7 +8,6 @@ a picture step by step.
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,7 +16,7 @@ from carpool.errors import InvalidValue, UnsupportedParameter, nearest, show
 from carpool.media.reader import ImageData
 from carpool.request.card import Card
 from carpool.server.bodies import schema
-from carpool.server.bodies.forms import MOST_IMAGES
+from carpool.server.bodies.forms import MOST_IMAGES, Form
 from carpool.server.bodies.nested_pictures import as_url
 from carpool.server.compat.peers import fields as peers
 
@@ -127,16 +126,6 @@ class ChatCompletion(BaseModel):
     settings: dict[str, Any] | None = Field(default=None, description=schema.SETTINGS)
 
 
-@dataclass(slots=True)
-class Conversation:
-    """A conversation as the fields of an `ImageRequest`, and its pictures."""
-
-    values: dict[str, Any]  # fields of an `ImageRequest`
-    images: list[ImageData] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    has_parts: bool = False  # pictures are parts of `content`, not in `images`
-
-
 def includes_usage(body: ChatRequest) -> bool:
     """Return whether a stream ends with its usage.
 
@@ -157,8 +146,8 @@ def includes_usage(body: ChatRequest) -> bool:
     return bool(options.get("include_usage") or options.get("continuous_usage_stats"))
 
 
-def conversation(card: Card, body: ChatRequest) -> Conversation:
-    """Read a conversation.
+def conversation(card: Card, body: ChatRequest) -> Form:
+    """Read a conversation as the fields of an `ImageRequest`, and its pictures.
 
     Raises:
         InvalidValue: a message is invalid.
@@ -189,7 +178,7 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
             raise UnsupportedParameter(f"{name} is not supported here: leave it out", param=name)
     values |= {"prompt": prompt, "model": body.model, "stream": bool(body.stream)}
     values |= _size(card, body.image_config or {}, values)
-    talk = Conversation(values, images, has_parts=body.modalities is None)
+    talk = Form(values, images, name="image_url")
     if not images and card.tasks[0].takes("image"):
         talk.images = _newest_answer(history)
     if any(m.get("role") in ("system", "developer") or _content(m)[0] for m in history):

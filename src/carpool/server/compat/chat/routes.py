@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 
 from carpool.errors import Rejected
 from carpool.server.bodies import schema
-from carpool.server.bodies.forms import Form, json_document, validated
+from carpool.server.bodies.forms import json_document, validated
 from carpool.server.bodies.nested_pictures import read_json, without_pictures
 from carpool.server.compat.chat import bodies
 from carpool.server.compat.chat.answers import ImageChunks
@@ -46,14 +46,14 @@ async def create_chat_completion(context: Context) -> Any:
     model = await context.load(chat.model, "ready")
     talk = bodies.conversation(model.card, chat)
     body = validated(schema.ImageRequest, talk.values)
-    has_metrics = bool(chat.return_stage_metrics) or talk.has_parts
-    form = Form(images=talk.images, name="image_url")
-    image_request = await parse_image_request(context, body, form, model=model)
-    image_request.warnings += talk.warnings
-    chunks = image_request.write_event = ImageChunks(
+    has_parts = chat.modalities is None
+    has_metrics = bool(chat.return_stage_metrics) or has_parts
+    image_request = await parse_image_request(context, body, talk, model=model)
+    chunks = ImageChunks(
         request_id=request.scope["request_id"], model=model.id, has_usage=has_usage,
-        has_parts=talk.has_parts, has_metrics=has_metrics,
+        image_request=image_request, has_parts=has_parts, has_metrics=has_metrics,
     )  # fmt: skip
+    image_request.chunks = chunks
     answer = await respond(context, image_request, modalities=chat.modalities, has_usage=has_usage)
     if isinstance(answer, EventStream):
         return answer

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 
 from carpool.errors import PipelineFailed, Rejected
 from carpool.server.bodies import schema
@@ -26,6 +26,7 @@ class ParsedTextRequest(Chunks):
     inputs: list[Any]  # the pictures of its messages
     fields: dict[str, Any]  # the fields of its body
     is_streamed: bool
+    is_chat: ClassVar[bool] = True
     _texts: list[protocol.RawText] = field(default_factory=list)  # finished texts
     _sent: Counter[int] = field(default_factory=Counter)  # characters of each choice
 
@@ -64,7 +65,7 @@ class ParsedTextRequest(Chunks):
         )  # fmt: skip
 
     def write_event(
-        self, _: Any, number: int, update: protocol.Preview | protocol.Done, index: int
+        self, number: int, update: protocol.Preview | protocol.Done, index: int
     ) -> bytes:
         """The events of a piece of a text, or of its end."""
         role = {"role": "assistant", "content": ""}
