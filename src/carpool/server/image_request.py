@@ -25,7 +25,7 @@ from carpool.request.sizes import area_of
 from carpool.server import openai_fields
 from carpool.server.access.keys import KEYLESS, APIClient
 from carpool.server.bodies import schema
-from carpool.server.bodies.named_pictures import pictures_in
+from carpool.server.bodies.json_pictures import pictures_in
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import protocol

@@ -15,7 +15,7 @@ from carpool.media.reader import ImageIntake
 from carpool.request.card import Card
 from carpool.server.bodies import forms, schema
 from carpool.server.bodies.input_images import edit_images, edit_task, reference_images
-from carpool.server.bodies.named_pictures import check_count, decoded, taken
+from carpool.server.bodies.json_pictures import check_count, decoded, taken
 from carpool.server.image_request import ParsedImageRequest
 from carpool.server.openai_fields import video_request
 from carpool.server.state import AuthenticatedRequest, Needs, ServedModel

@@ -23,11 +23,10 @@ from carpool.media.reader import ImageIntake, PictureReader
 from carpool.request.card import Card
 from carpool.server.access.idempotency import IdempotencyCache
 from carpool.server.access.keys import APIClient, Keyring
-from carpool.server.access.limits import Permit, RateLimiter
+from carpool.server.access.limits import MemoryBudget, Permit, RateLimiter
 from carpool.server.access.signed_links import SignedFiles
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import number
-from carpool.server.bodies.memory import MemoryBudget
 from carpool.server.events import Events
 from carpool.server.observer import Observer
 from carpool.server.transport.middleware import OF_MODEL

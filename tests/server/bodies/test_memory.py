@@ -20,8 +20,8 @@ from carpool.config import ServeSettings
 from carpool.errors import BodyTooLarge, CarpoolError, Overloaded, RateLimited
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
+from carpool.server.access.limits import MemoryBudget, MemoryLease
 from carpool.server.app import create_app
-from carpool.server.bodies.memory import MemoryBudget, MemoryLease
 from support.app import CARD, Grey, app_of, ask, client_of, fleet_of
 from support.endpoints import EDITS, ENDPOINT, VARIATIONS
 from support.forms import BOTH, send, worker_of

@@ -26,8 +26,14 @@ from carpool.media.uploads import MOST_BYTES, digest_of
 from carpool.request.card import Card
 from carpool.request.expand import TEXTS
 from carpool.server.bodies.json_bodies import in_text, received
-from carpool.server.bodies.named_pictures import Nested, digests_of, taken
-from carpool.server.bodies.nested_pictures import parsed, picture_in, read_json
+from carpool.server.bodies.json_pictures import (
+    Nested,
+    digests_of,
+    parsed,
+    picture_in,
+    read_json,
+    taken,
+)  # fmt: skip
 
 MOST_IMAGES = 16  # limit for a request of any model
 MOST_MASK_BYTES = 4 << 20

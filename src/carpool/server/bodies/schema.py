@@ -19,6 +19,8 @@ from pydantic import (
 )
 
 from carpool.errors import InvalidValue
+from carpool.media.mesh import MeshFormat
+from carpool.media.sound import SoundFormat
 from carpool.request.rules import MOST_TEXT
 from carpool.types import Timings
 
@@ -174,6 +176,31 @@ class VideoRequest(GenerationRequest):
         "integer", "number of frames, adjusted to the model's k * n + 1; alternative to seconds"
     )
     guidance_scale_2: Any = ours("number", "guidance_scale of a second denoiser")
+
+
+class MeshRequest(GenerationRequest):
+    """`POST /v1/meshes`, as JSON or as a form; a picture is sent as `input_reference`.
+
+    Any other parameter of the pipeline's `__call__` may be sent too: `GET /v1/models` lists them.
+    """
+
+    prompt: Prompt = ""
+    output_format: MeshFormat = Field(
+        "glb", description="for obj and ply, a texture is a separate file of the job"
+    )
+
+
+class SoundRequest(GenerationRequest):
+    """`POST /v1/audio/generations`.
+
+    Any other parameter of the pipeline's `__call__` may be sent too: `GET /v1/models` lists them.
+    """
+
+    seconds: Any = ours("number", "duration; default: the model's")
+    output_format: SoundFormat = Field("wav", description="flac and mp3 need PyAV")
+    background_job: bool | None = Field(
+        False, description="answer 202 at once, with a job to poll at /v1/jobs/{id}"
+    )
 
 
 class RemixRequest(BaseModel):

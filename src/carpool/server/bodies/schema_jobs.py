@@ -1,4 +1,4 @@
-"""Response models of jobs and videos; see `schema.py`."""
+"""Response models of jobs, videos and meshes; see `schema.py`."""
 
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -65,6 +65,19 @@ class Video(JobRecord):
     peak_memory_mb: float | None = Field(
         None, description="peak memory of the device; null in lists and if unknown"
     )
+
+
+class MeshJob(JobRecord):
+    """A mesh's job. Moments are Unix time, seconds."""
+
+    object: Literal["mesh"] = "mesh"
+    status: Literal["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
+    prompt: str
+    output_format: str
+    bytes: int | None = Field(description="size of its file; null until it exists")
+    url: str | None = Field(description="path to its file that works for an hour without a key")
+    seed: int
+    settings: dict[str, Any] = Field(description="as `GET /v1/jobs/{id}` has them")
 
 
 class JobFile(BaseModel):

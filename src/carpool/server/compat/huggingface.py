@@ -17,7 +17,7 @@ from carpool.media.uploads import MOST_BYTES
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form, validated
 from carpool.server.bodies.json_bodies import received
-from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
+from carpool.server.bodies.json_pictures import as_url, read_json, without_pictures
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import parse_image_request
 from carpool.server.responses.downloads import warnings_header

@@ -13,10 +13,10 @@ from carpool.media.mesh import check_faces, encode_mesh, files_beside
 from carpool.media.metadata import with_used
 from carpool.media.sound import encode_sound
 from carpool.request.parameters import check
-from carpool.server.bodies import forms, schema_artifacts
+from carpool.server.bodies import forms
 from carpool.server.bodies.input_images import REFERENCE, reference_images
-from carpool.server.bodies.schema import GenerationRequest
-from carpool.server.bodies.schema_jobs import Deleted, Page
+from carpool.server.bodies.schema import GenerationRequest, MeshRequest, SoundRequest
+from carpool.server.bodies.schema_jobs import Deleted, MeshJob, Page
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.openai_fields import engine_request, number_of, pipeline_parameters
 from carpool.server.requests import read_form, translated
@@ -84,7 +84,7 @@ def _checked(
 
 def _work(
     model: ServedModel,
-    body: schema_artifacts.MeshRequest | schema_artifacts.SoundRequest,
+    body: MeshRequest | SoundRequest,
     checked: CheckedRequest,
 ) -> dict[str, Any]:
     """The arguments of `submit` that meshes and sound share."""
@@ -96,16 +96,14 @@ def _work(
     }
 
 
-_MESH_BODY = forms.document(
-    schema_artifacts.MeshRequest, [], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE}
-)
+_MESH_BODY = forms.document(MeshRequest, [], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE})
 
 
 @router.post("/meshes", openapi_extra=_MESH_BODY)
-async def create_mesh(context: Context) -> schema_artifacts.MeshJob:
+async def create_mesh(context: Context) -> MeshJob:
     """Make a mesh from a picture or a prompt; answers with a job to poll."""
     form = await read_form(context, "restarting", *_PICTURE)
-    body = forms.validated(schema_artifacts.MeshRequest, form.values)
+    body = forms.validated(MeshRequest, form.values)
     model = await context.model_of(body, "restarting")
     intake = context.intake()
     digests = await context.unless_disconnected(intake.run(form.digests))
@@ -124,9 +122,9 @@ def _file_of(record: Record) -> str:
     return f"mesh.{record.work.get('output', {}).get('format', 'glb')}"
 
 
-async def _mesh(context: AuthenticatedRequest, record: Record) -> schema_artifacts.MeshJob:
+async def _mesh(context: AuthenticatedRequest, record: Record) -> MeshJob:
     name = _file_of(record)
-    return schema_artifacts.MeshJob(
+    return MeshJob(
         url=jobs.signed_url(context, record, name) if name in record.files else None,
         status=record.state,
         prompt=record.asked.get("prompt", ""),
@@ -146,17 +144,15 @@ async def _get(mesh_id: str, context: AuthenticatedRequest) -> Record:
 
 
 @router.get("/meshes")
-async def list_meshes(context: Context, part: jobs.PageQuery) -> Page[schema_artifacts.MeshJob]:
+async def list_meshes(context: Context, part: jobs.PageQuery) -> Page[MeshJob]:
     """List this client's meshes, newest first."""
     owner = context.client.owner
     records, has_more = await context.state.runner.page(owner, kind="mesh", **part)
-    return Page[schema_artifacts.MeshJob].of(
-        [await _mesh(context, record) for record in records], has_more
-    )
+    return Page[MeshJob].of([await _mesh(context, record) for record in records], has_more)
 
 
 @router.get("/meshes/{mesh_id}", description="The state of a mesh.")
-async def get_mesh(mesh_id: str, context: Context) -> schema_artifacts.MeshJob:
+async def get_mesh(mesh_id: str, context: Context) -> MeshJob:
     return await _mesh(context, await _get(mesh_id, context))
 
 
@@ -176,7 +172,7 @@ async def get_mesh_content(mesh_id: str, context: Context) -> Download:
 
 
 @router.post("/audio/generations", response_class=Download, responses={**PARTS, **jobs.ACCEPTED})
-async def create_sound(body: schema_artifacts.SoundRequest, context: Context) -> Any:
+async def create_sound(body: SoundRequest, context: Context) -> Any:
     """Make sound and answer with its file; a disconnect cancels the request."""
     model = await context.model_of(body, "restarting")
     body = translated(context, body, model.card)
@@ -208,9 +204,7 @@ def _check_length(name: str, length_s: float, limit_s: float, value: Any = None)
         raise InvalidValue.of(name, length_s if value is None else value, rule)
 
 
-def _duration(
-    model: ServedModel, body: schema_artifacts.SoundRequest, limit_s: float
-) -> dict[str, float]:
+def _duration(model: ServedModel, body: SoundRequest, limit_s: float) -> dict[str, float]:
     """The body's `seconds` as a parameter of the model's pipeline."""
     length_s = number_of(body.seconds)
     if length_s is None:

@@ -12,7 +12,7 @@ from carpool.server.access.signed_links import TTL_S
 from carpool.server.bodies import schema
 from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, validated
-from carpool.server.bodies.named_pictures import NAMES
+from carpool.server.bodies.json_pictures import NAMES
 from carpool.server.dependencies import ERRORS, Context, ServerState, WorkRoute, router_of
 from carpool.server.image_request import ParsedImageRequest
 from carpool.server.requests import parse_image_request, read_form

@@ -5,20 +5,27 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from carpool.media.metadata import as_text
 from carpool.server.bodies import schema
 
 SAMPLER = "Automatic"  # the model's own sampler
 _TEXT_LIMIT = 32_000
-_Count = Annotated[int, Field(ge=1, le=1000)] | None
-_Blur = Annotated[int, Field(ge=0, le=64)] | None
-_NUMBERS = (
-    "seed", "batch_size", "n_iter", "steps", "cfg_scale", "distilled_cfg_scale", "width", "height",
-    "denoising_strength", "mask_blur", "mask_blur_x", "mask_blur_y", "inpainting_mask_invert",
-    "inpainting_fill", "inpaint_full_res_padding", "resize_mode",
-)  # fmt: skip
+
+
+def _plain_number(value: Any) -> Any:
+    """Accept numbers as that program does: as text, and integers written 1.0."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value) if "." in value or "e" in value.lower() else int(value)
+    is_whole = isinstance(value, float) and value.is_integer()
+    return int(value) if is_whole and abs(value) <= 2**53 else value
+
+
+_Number = Annotated[Any, BeforeValidator(_plain_number)]
+_Count = Annotated[Annotated[int, Field(ge=1, le=1000)] | None, BeforeValidator(_plain_number)]
+_Blur = Annotated[Annotated[int, Field(ge=0, le=64)] | None, BeforeValidator(_plain_number)]
 
 
 class Text2Image(BaseModel):
@@ -28,17 +35,17 @@ class Text2Image(BaseModel):
 
     prompt: str = Field("", max_length=_TEXT_LIMIT, description="may name adapters: <lora:NAME:1>")
     negative_prompt: str | None = Field(None, max_length=_TEXT_LIMIT)
-    seed: Any = schema.ours("integer", "-1 or absent: random; the answer reports it")
+    seed: _Number = schema.ours("integer", "-1 or absent: random; the answer reports it")
     batch_size: _Count = Field(None, description="pictures = batch_size * n_iter")
     n_iter: _Count = Field(None, description="pictures = batch_size * n_iter")
-    steps: Any = schema.ours("integer", "denoising steps; default: the model's own")
-    cfg_scale: Any = schema.ours(
+    steps: _Number = schema.ours("integer", "denoising steps; default: the model's own")
+    cfg_scale: _Number = schema.ours(
         "number", "classifier-free guidance; sets true_cfg_scale if the model has it"
     )
-    distilled_cfg_scale: Any = schema.ours("number", "guidance_scale of distilled models")
-    width: Any = schema.ours("integer", "pixels; default: the model's own")
-    height: Any = schema.ours("integer", "pixels; default: the model's own")
-    denoising_strength: Any = schema.ours("number", "for img2img: share that is redrawn")
+    distilled_cfg_scale: _Number = schema.ours("number", "guidance_scale of distilled models")
+    width: _Number = schema.ours("integer", "pixels; default: the model's own")
+    height: _Number = schema.ours("integer", "pixels; default: the model's own")
+    denoising_strength: _Number = schema.ours("number", "for img2img: share that is redrawn")
     sampler_name: str | None = Field(None, description="a name of /sdapi/v1/samplers, or Automatic")
     scheduler: str | None = Field(None, description="noise schedule, or Automatic")
     override_settings: dict[str, Any] | None = Field(
@@ -46,16 +53,6 @@ class Text2Image(BaseModel):
     )
     alwayson_scripts: dict[str, Any] | None = Field(None, description="none is supported")
     send_images: bool | None = Field(True, description="include them in the answer")
-
-    @field_validator(*_NUMBERS, mode="before", check_fields=False)
-    @classmethod
-    def _plain_number(cls, value: Any) -> Any:
-        """Accept numbers as that program does: as text, and integers written 1.0."""
-        if isinstance(value, str):
-            with contextlib.suppress(ValueError):
-                value = float(value) if "." in value or "e" in value.lower() else int(value)
-        is_whole = isinstance(value, float) and value.is_integer()
-        return int(value) if is_whole and abs(value) <= 2**53 else value
 
 
 class Image2Image(Text2Image):
@@ -77,15 +74,15 @@ class Image2Image(Text2Image):
     mask_blur_x: _Blur = Field(None, description="pixels, if mask_blur is absent")
     mask_blur_y: _Blur = Field(None, description="pixels, if mask_blur is absent")
     mask_round: Any = schema.ours("boolean", "round its alpha to black and white", True)
-    inpainting_mask_invert: Any = schema.ours("integer", "1: redraw the black parts")
-    inpainting_fill: Any = schema.ours(
+    inpainting_mask_invert: _Number = schema.ours("integer", "1: redraw the black parts")
+    inpainting_fill: _Number = schema.ours(
         "integer", "1: start from the picture; 0: from the colours around the mask"
     )
     inpaint_full_res: Any = schema.ours(
         "boolean", "draw only around the mask, if the model has padding_mask_crop"
     )
-    inpaint_full_res_padding: Any = schema.ours("integer", "pixels around the mask")
-    resize_mode: Any = schema.ours("integer", "only 0 (just resize)")
+    inpaint_full_res_padding: _Number = schema.ours("integer", "pixels around the mask")
+    resize_mode: _Number = schema.ours("integer", "only 0 (just resize)")
 
 
 class Drawn(BaseModel):

@@ -24,7 +24,7 @@ from carpool.request.sizes import within
 from carpool.request.values import is_int
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form, json_document, validated
-from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
+from carpool.server.bodies.json_pictures import as_url, read_json, without_pictures
 from carpool.server.compat.automatic1111 import bodies, fields
 from carpool.server.dependencies import AuthenticatedRoute, Context, WorkRoute, router_of
 from carpool.server.requests import MakeMask, parse_image_request

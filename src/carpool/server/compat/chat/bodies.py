@@ -17,7 +17,7 @@ from carpool.media.reader import ImageData
 from carpool.request.card import Card
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import MOST_IMAGES, Form
-from carpool.server.bodies.nested_pictures import as_url
+from carpool.server.bodies.json_pictures import as_url
 from carpool.server.compat.peers import fields as peers
 
 _NEUTRAL = """temperature top_p top_k top_a min_p max_tokens max_completion_tokens stop logit_bias

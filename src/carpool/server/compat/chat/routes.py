@@ -8,11 +8,10 @@ from fastapi.responses import JSONResponse
 from carpool.errors import Rejected
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import json_document, validated
-from carpool.server.bodies.nested_pictures import read_json, without_pictures
+from carpool.server.bodies.json_pictures import read_json, without_pictures
 from carpool.server.compat.chat import bodies
 from carpool.server.compat.chat.answers import ImageChunks
-from carpool.server.compat.chat.text_answers import as_sent
-from carpool.server.compat.chat.texts import parse_text_request
+from carpool.server.compat.chat.texts import as_sent, parse_text_request
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.openai_fields import check_characters
 from carpool.server.requests import parse_image_request

@@ -1,10 +1,15 @@
-"""A conversation as a request for `n` texts, with seeds s, s+1, ..."""
+"""A conversation as a request for `n` texts, with seeds s, s+1, ...; its answer.
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+The answer has OpenAI's format: one JSON object, or a stream of chunks.
+"""
 
-from carpool.errors import InvalidValue, UnsupportedParameter
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any, ClassVar
+
+from carpool.errors import InvalidValue, PipelineFailed, Rejected, UnsupportedParameter
 from carpool.media.reader import ImageData
 from carpool.request.expand import fanned_out
 from carpool.request.own_values import check_n, seeds
@@ -13,12 +18,18 @@ from carpool.request.rules import MOST_TOKENS
 from carpool.request.values import is_int
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import MOST_IMAGES, url_of, validated
-from carpool.server.bodies.named_pictures import decoded
-from carpool.server.compat.chat.bodies import ChatRequest, MessagePart, check_fields, parts_of
-from carpool.server.compat.chat.text_answers import LIMITS, ParsedTextRequest
+from carpool.server.bodies.json_pictures import decoded
+from carpool.server.compat.chat import bodies
+from carpool.server.compat.chat.answers import Chunks
+from carpool.server.compat.chat.bodies import ChatRequest, check_fields, parts_of
 from carpool.server.openai_fields import engine_request, pipeline_parameters
 from carpool.server.state import AuthenticatedRequest, ServedModel
+from carpool.telemetry import tracing
+from carpool.types import CheckedRequest
+from carpool.worker import protocol
 
+LIMITS = ("max_completion_tokens", "max_tokens")
+"""OpenAI's names of the token limit, the current one first."""
 NEUTRAL = ("prompt_cache_key", "parallel_tool_calls")  # they do not change the text
 _IDLE: dict[str, Sequence[Any]] = {  # fields without effect: values that need no warning
     "store": (False,), "metadata": ({},), "service_tier": ("auto", "default"),
@@ -56,6 +67,73 @@ class TextRequest(schema.GenerationRequest):
     deadline_s: Any = None
 
 
+@dataclass(slots=True, kw_only=True)
+class ParsedTextRequest(Chunks):
+    """A checked request for texts, one engine request each; a `respond.ParsedRequest`."""
+
+    requests: Sequence[CheckedRequest]
+    inputs: list[Any]  # the pictures of its messages
+    fields: dict[str, Any]  # the fields of its body
+    is_streamed: bool
+    is_chat: ClassVar[bool] = True
+    _texts: list[protocol.RawText] = field(default_factory=list)  # finished texts
+    _sent: Counter[int] = field(default_factory=Counter)  # characters of each choice
+
+    def identity(self, **extra: Any) -> dict[str, Any]:
+        """The content that two requests with one `Idempotency-Key` must share."""
+        digests = [sha256(image.tobytes()).hexdigest() for image in self.inputs]
+        return {**self.fields, "pictures": digests, **extra}
+
+    def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody:
+        """The tokens of all finished texts."""
+        usage, details = usage_of(self._texts), schema.TokenDetails(text_tokens=0, image_tokens=0)
+        return schema.UsageBody(
+            input_tokens=usage.prompt_tokens, input_tokens_details=details,
+            output_tokens=usage.completion_tokens, output_tokens_details=details,
+            total_tokens=usage.total_tokens,
+        )  # fmt: skip
+
+    async def answer(self, outputs: Sequence[protocol.Done], **_: Any) -> bodies.ChatCompletion:
+        """The answer with all texts."""
+        texts = [text_of(output) for output in outputs]
+        choices = [
+            bodies.ChatChoice(
+                index=number,
+                message=bodies.ChatMessage(content=text.text),
+                finish_reason="length" if text.finish_reason == "length" else "stop",
+                seed=output.seed,
+            )
+            for number, (text, output) in enumerate(zip(texts, outputs, strict=True))
+        ]
+        warnings = list(dict.fromkeys(text for output in outputs for text in output.warnings))
+        usage = usage_of(texts)
+        tracing.used(usage.prompt_tokens, usage.completion_tokens)
+        return bodies.ChatCompletion(
+            id=f"chatcmpl-{self.request_id}", created=self.created, model=self.model,
+            choices=choices, usage=usage, warnings=warnings or None,
+        )  # fmt: skip
+
+    def write_event(
+        self, number: int, update: protocol.Preview | protocol.Done, index: int
+    ) -> bytes:
+        """The events of a piece of a text, or of its end."""
+        role = {"role": "assistant", "content": ""}
+        chunks = [self.chunk(role, number)] if index == 0 else []
+        if isinstance(update, protocol.Preview):
+            self._sent[number] += len(update.text)
+            return b"".join([*chunks, self.chunk({"content": update.text}, number)])
+        text = text_of(update)
+        self._texts.append(text)
+        if rest := text.text[self._sent[number] :]:  # was held back: it could begin a stop text
+            chunks.append(self.chunk({"content": rest}, number))
+        extra = {"warnings": update.warnings} if update.warnings else {}
+        chunks.append(self.chunk({}, number, finish_reason=text.finish_reason, **extra))
+        if self.has_usage and len(self._texts) == len(self.requests):
+            usage = usage_of(self._texts).model_dump(exclude_none=True)
+            chunks.append(self.event(choices=[], usage=usage))
+        return b"".join(chunks)
+
+
 async def parse_text_request(
     context: AuthenticatedRequest,
     model: ServedModel,
@@ -80,9 +158,9 @@ async def parse_text_request(
     if modalities:
         rule = 'only texts are written here: leave it out, or send ["text"]'
         raise UnsupportedParameter.of("modalities", chat.modalities, rule)
-    for field in ("image_config", "return_stage_metrics"):
-        if getattr(chat, field):
-            raise UnsupportedParameter(f"{field} is only for pictures: leave it out", param=field)
+    for option in ("image_config", "return_stage_metrics"):
+        if getattr(chat, option):
+            raise UnsupportedParameter(f"{option} is only for pictures: leave it out", param=option)
     body = validated(TextRequest, values)
     fields = body.model_dump(exclude_unset=True)
     parameters = pipeline_parameters(model, body, fields, "text", context.client)
@@ -149,21 +227,45 @@ def _conversation(
                 text = f"{name[:60]} of a message {rule}"
                 raise UnsupportedParameter(text, param="messages")
         parts = list(parts_of(message))
-        content = list(_places(parts, pictures))
-        texts = [part["text"] for part in content if part["type"] == "text"]
+        images = [value for kind, value in parts if kind == "image"]
+        pictures += images
         role = "system" if message.get("role") == "developer" else message.get("role")
-        is_text = len(texts) == len(content)
-        plain.append({"role": role, "content": "\n".join(texts) if is_text else content})
+        content: Any = "\n".join(value for kind, value in parts if kind == "text")
+        if images:
+            content = [
+                {"type": "image"} if kind == "image" else {"type": "text", "text": value}
+                for kind, value in parts
+            ]
+        plain.append({"role": role, "content": content})
     if len(pictures) > MOST_IMAGES:
         rule = f"must have at most {MOST_IMAGES}"
         raise InvalidValue(f"messages have {len(pictures)} pictures: {rule}", param="messages")
     return plain, pictures
 
 
-def _places(parts: Sequence[MessagePart], pictures: list[ImageData]) -> Iterator[dict[str, Any]]:
-    for kind, value in parts:
-        if kind == "image":
-            pictures.append(value)
-            yield {"type": "image"}
-        else:
-            yield {"type": "text", "text": value}
+def usage_of(texts: Sequence[protocol.RawText]) -> bodies.ChatUsage:
+    """The tokens of several answers to one conversation; its own tokens count once."""
+    prompt, images = (texts[0].prompt_tokens, texts[0].image_tokens) if texts else (0, 0)
+    completion = sum(text.completion_tokens for text in texts)
+    return bodies.ChatUsage(
+        prompt_tokens=prompt,
+        prompt_tokens_details=bodies.ChatTokens(text_tokens=prompt - images, image_tokens=images),
+        completion_tokens=completion,
+        completion_tokens_details=bodies.ChatTokens(text_tokens=completion),
+        total_tokens=prompt + completion,
+    )
+
+
+def text_of(output: protocol.Done) -> protocol.RawText:
+    """The text of an output."""
+    if output.text is None:
+        raise PipelineFailed("the pipeline gave no text")
+    return output.text
+
+
+def as_sent(error: Rejected, fields: Mapping[str, Any]) -> Rejected:
+    """The same error, with the client's name of the token limit."""
+    if error.param != "max_new_tokens":
+        return error
+    name = next((name for name in LIMITS if fields.get(name) is not None), error.param)
+    return type(error)(str(error).replace(error.param, name), param=name)
