@@ -198,9 +198,9 @@ def test_the_moments_of_a_job_agree_with_when_it_goes(tmp_path: Path, jump_s: fl
 # Links
 
 
-def test_a_link_lasts_an_hour_whatever_the_wall_clock_is_set_to() -> None:
+def test_a_link_lasts_an_hour_whatever_the_wall_clock_is_set_to(tmp_path: Path) -> None:
     hand = Hand()
-    files = SignedFiles(clock=hand.run())
+    files = SignedFiles(tmp_path, clock=hand.run())
     link = files.keep(b"picture", "png")
 
     hand.now_s += 2 * DAY_S

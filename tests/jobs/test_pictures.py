@@ -13,7 +13,7 @@ from support.app import AppClient, Grey, open_app, refusal
 from support.endpoints import EDITS, VARIATIONS
 from support.engine_driver import driving
 from support.engine_worker import EngineWorker
-from support.forms import BOTH, send, worker_of
+from support.forms import BOTH, worker_of
 from support.pictures import mask, png
 
 pytestmark = pytest.mark.timeout(100)  # checkpoints may have to be made first
@@ -157,10 +157,3 @@ async def test_an_edit_that_would_be_refused_at_once_is_no_job_either(tmp_path: 
             assert refusal(answer)["param"] == param
         assert opened.inputs() == []
         assert (await opened.http.get("/v1/jobs")).json()["data"] == []
-
-
-def test_a_server_without_jobs_says_so() -> None:
-    told = refusal(send([("image", png())], background_job="true"))
-
-    assert (told["code"], told["param"]) == ("unsupported_parameter", "background_job")
-    assert told["message"] == "jobs are off here: leave it out"

@@ -18,7 +18,7 @@ from carpool.request.lora import check_lora
 from carpool.server.app import create_app
 from carpool.worker import protocol
 from carpool.worker.supervisor import WorkerListener
-from support.app import CARD
+from support.app import CARD, idle_jobs
 from support.engine_driver import driving
 from support.fake_workers import FakeWorker
 from support.lora_files import adapter, weights, write
@@ -124,7 +124,7 @@ async def test_set_lora_reads_a_new_file_from_the_folder_of_its_model(tmp_path: 
 
     fleet = Fleet(deployments)
     settings = ServeSettings(port=0, api_key=("a=secret",), lora_dir=str(common))
-    app, running = create_app(fleet, settings), fleet.start()
+    app, running = create_app(fleet, settings, idle_jobs()), fleet.start()
     for deployment in deployments:
         assert deployment.pool is not None
         for worker in deployment.pool.handles:

@@ -15,7 +15,7 @@ from carpool.fleet.pool import Pool
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
-from support.app import client_of, fleet_of
+from support.app import client_of, fleet_of, idle_jobs
 from support.endpoints import ENDPOINT
 from support.fake_workers import FakeWorker
 
@@ -127,7 +127,7 @@ async def test_a_key_that_floods_the_server_leaves_others_room() -> None:
     for handle in pool.handles:
         assert isinstance(handle, FakeWorker)
         handle.load()
-    async with client_of(create_app(fleet_of(pool), settings)) as http:
+    async with client_of(create_app(fleet_of(pool), settings, idle_jobs())) as http:
 
         def draw(key: str) -> "asyncio.Task[httpx2.Response]":
             headers = {"authorization": f"Bearer {key}"}

@@ -21,7 +21,7 @@ from carpool.server.routes import images, jobs, videos
 from carpool.server.routes.videos import UNSUPPORTED
 from carpool.worker.supervisor import Supervisor
 from support import app as in_process
-from support.app import Lone, client_of, fleet_of, open_app
+from support.app import Lone, client_of, fleet_of, idle_jobs, open_app
 
 KEYS = ("first-key", "zweiter-schlüssel")
 KEYED = ServeSettings(api_key=KEYS)
@@ -30,7 +30,7 @@ ENDPOINT = "/v1/images/generations"
 
 @cache
 def _app(settings: ServeSettings) -> FastAPI:
-    return create_app(fleet_of(Lone()), settings)
+    return create_app(fleet_of(Lone()), settings, idle_jobs())
 
 
 def ask(settings: ServeSettings, path: str, authorization: str | None = None) -> httpx2.Response:

@@ -20,7 +20,7 @@ from carpool.server.observer import Observer
 from carpool.telemetry.activity import RunningRequest, SeenForward, SeenMove, Snapshot
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import Grey, ask, fleet_of
+from support.app import Grey, ask, fleet_of, idle_jobs
 from support.endpoints import ENDPOINT
 from support.server_process import Server, body, serving
 
@@ -54,11 +54,11 @@ class Reporter(Grey):
 
 
 def events_of(worker: Grey | Fleet, observer: Observer | None = None, **options: Any) -> Events:
-    fleet = worker if isinstance(worker, Fleet) else fleet_of(worker)
+    fleet, jobs = worker if isinstance(worker, Fleet) else fleet_of(worker), idle_jobs()
     return Events(
         fleet,
-        observer or Observer(fleet, ServeSettings(), None),
-        None,
+        observer or Observer(fleet, ServeSettings(), jobs),
+        jobs,
         **{
             "knows": lambda owner: True,
             "encoder": FairExecutor("test", 1, per_tenant=1),
@@ -100,7 +100,7 @@ async def test_the_worker_reports_only_while_somebody_watches() -> None:
 
 async def test_each_key_sees_its_own_ids_and_of_others_numbers_only() -> None:
     worker = Reporter()
-    observer = Observer(fleet_of(worker), ServeSettings(), None)
+    observer = Observer(fleet_of(worker), ServeSettings(), idle_jobs())
     events, seen = events_of(worker, observer), {}
     for owner in KEYS:
         made = CheckedRequest(request_id=f"of-{owner}", seed=1, arguments={"prompt": owner})

@@ -17,7 +17,7 @@ from carpool.config import ServeSettings
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import CARD, Grey, fleet_of
+from support.app import CARD, Grey, fleet_of, idle_jobs
 
 TRIES = 3  # the SDK's own: once, and two again
 SOON_S = 0.01
@@ -49,7 +49,9 @@ def generate(request: pytest.FixtureRequest) -> Generate:
 def _generate(worker: Grey, *, has_several: bool, **options: Any) -> Any:
     async def talk() -> Any:
         several = fleet_of(worker, Grey(), names=(CARD.id, "other"))
-        app = create_app(several if has_several else fleet_of(worker), ServeSettings(port=0))
+        app = create_app(
+            several if has_several else fleet_of(worker), ServeSettings(port=0), idle_jobs()
+        )
         http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
         async with openai.AsyncOpenAI(
             base_url="http://localhost/v1", api_key="none", http_client=http

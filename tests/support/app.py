@@ -125,7 +125,19 @@ def client_of(app: Any, url: str = "http://localhost", **options: Any) -> httpx2
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=url, **options)
 
 
-_IDLE: dict[tuple[ServeSettings, bool], list[FastAPI]] = defaultdict(list)
+@cache
+def _store() -> JobStore:
+    store = JobStore(None, ttl_s=1000, max_bytes=1 << 20, max_waiting=1000)
+    atexit.register(store.close)
+    return store
+
+
+def idle_jobs() -> Runner:
+    """Jobs that wait: no test runs them. The tests of a process share their store."""
+    return Runner(_store(), Grey(), {}, model=lambda: CARD.id, max_running=1)
+
+
+_IDLE: dict[ServeSettings, list[FastAPI]] = defaultdict(list)
 
 
 @contextmanager
@@ -139,7 +151,7 @@ def lent_app(
 
     FastAPI builds those at the first request: it takes four times as long as the answer.
     """
-    idle = _IDLE[settings, runner is not None]
+    idle, runner = _IDLE[settings], runner or idle_jobs()
     fleet = fleet_of(worker, names=[settings.served_model_name or ""])
     worker.lora_dir = settings.lora_dir
     if idle:
@@ -157,16 +169,12 @@ def lent_app(
 
 def app_of(worker: Grey, **settings: Any) -> FastAPI:
     worker.lora_dir = settings.get("lora_dir")
-    return create_app(fleet_of(worker), ServeSettings(port=0, **settings))
+    return create_app(fleet_of(worker), ServeSettings(port=0, **settings), idle_jobs())
 
 
 @cache
 def shared_app() -> FastAPI:
-    """The application with all its routes, those of jobs too; nobody runs these."""
-    worker, store = Grey(), JobStore(None, ttl_s=1000, max_bytes=1 << 20, max_waiting=1000)
-    atexit.register(store.close)
-    runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
-    return create_app(fleet_of(worker), ServeSettings(port=0), runner)
+    return app_of(Grey())
 
 
 def ask(

@@ -16,7 +16,7 @@ from carpool.server.app import create_app
 from carpool.telemetry import logs
 from carpool.telemetry.logs import JSONLines, TextLines
 from carpool.worker.supervisor import Supervisor
-from support.app import Grey, Lone, client_of, fleet_of
+from support.app import Grey, Lone, client_of, fleet_of, idle_jobs
 from support.app import ask as asked
 
 PROMPT = "a secret wish"
@@ -25,7 +25,7 @@ PROMPT = "a secret wish"
 def ask(
     method: str, path: str, settings: ServeSettings | None = None, **headers: str
 ) -> httpx2.Response:
-    app = create_app(fleet_of(Lone()), settings or ServeSettings())
+    app = create_app(fleet_of(Lone()), settings or ServeSettings(), idle_jobs())
 
     async def talk() -> httpx2.Response:
         async with client_of(app) as client:

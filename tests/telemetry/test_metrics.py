@@ -20,7 +20,7 @@ from carpool.telemetry.metric_list import METRICS
 from carpool.telemetry.metrics import Metrics
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import CARD, Grey, Lone, client_of, fleet_of
+from support.app import CARD, Grey, Lone, client_of, fleet_of, idle_jobs
 from support.engine_driver import VirtualClock, driving
 
 BUILD = {"version": "1", "torch": "2", "diffusers": "3", "revision": ""}
@@ -244,7 +244,7 @@ async def test_the_first_preview_of_a_stream_is_timed_and_no_other() -> None:
             return await super().submit(request)
 
     worker = Showing()
-    app = create_app(fleet_of(worker), ServeSettings())
+    app = create_app(fleet_of(worker), ServeSettings(), idle_jobs())
 
     async with client_of(app) as client:
         for previews in (3, 0):
@@ -265,7 +265,7 @@ def test_two_fronts_of_a_process_count_for_themselves() -> None:
 
 
 async def test_refusals_before_the_model_is_loaded_are_counted_by_route() -> None:
-    app = create_app(fleet_of(Lone()), ServeSettings())
+    app = create_app(fleet_of(Lone()), ServeSettings(), idle_jobs())
 
     async with client_of(app) as client:
         await client.post(ENDPOINT, json={"prompt": "a"})

@@ -26,7 +26,7 @@ from carpool.server.app import create_app
 from carpool.telemetry import tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.types import CheckedRequest
-from support.app import CARD, Grey, Lone, client_of, fleet_of
+from support.app import CARD, Grey, Lone, client_of, fleet_of, idle_jobs
 from support.endpoints import ENDPOINT
 from support.server_process import DRAW, MODEL_ID, body, eventually, serving
 
@@ -228,7 +228,7 @@ def test_without_a_provider_nothing_is_written_and_nothing_carried() -> None:
 async def test_the_front_spans_requests_for_work_and_nothing_else() -> None:
     spans = Spans()
     app = create_app(
-        fleet_of(Lone()), ServeSettings(), traces=spans.tracing
+        fleet_of(Lone()), ServeSettings(), idle_jobs(), traces=spans.tracing
     )  # fmt: skip
 
     async with client_of(app) as client:

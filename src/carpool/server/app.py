@@ -28,15 +28,15 @@ LARGE_BODY_PATHS = UPLOADS | {"/v1/videos/sync"} | dialects.LARGE_BODY_PATHS
 def create_app(
     fleet: Fleet,
     settings: ServeSettings,
-    runner: Runner | None = None,
+    runner: Runner,
     *,
     keys: Keyring | None = None,
     traces: Tracing | None = None,
 ) -> FastAPI:
     """Make the application over a fleet of workers.
 
-    The caller starts and stops the fleet; until it is ready, requests are refused with 503.
-    The same holds for the runner, without which there are no jobs.
+    The caller starts and stops the fleet and the runner; until the fleet is ready, requests are
+    refused with 503.
 
     Args:
         keys: keys of the settings, if the caller wants to reload them.
@@ -53,13 +53,11 @@ def create_app(
     # deprecated as an argument; uvicorn's expects a proxy that strips the prefix
     app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
     state = app.state.server = AppState(fleet, settings, runner, keys, traces, dialects.translated)
-    routers = [
+    for router in (
         images.router, images.links, jobs.router, videos.router, artifacts.router, observe.router,
         observe.public, *dialects.ROUTERS,
-    ]  # fmt: skip
-    for router in routers:
-        if runner is not None or router not in (jobs.router, videos.router, artifacts.router):
-            app.include_router(router)
+    ):  # fmt: skip
+        app.include_router(router)
     add_docs(app)
     if settings.playground:
         add_playground(app)

@@ -78,7 +78,7 @@ class Events(JobListener):
         self,
         fleet: Fleet,
         observer: Observer,
-        runner: Runner | None,
+        runner: Runner,
         *,
         knows: Callable[[str], bool],
         encoder: FairExecutor,
@@ -92,8 +92,7 @@ class Events(JobListener):
         self._ticking: asyncio.Task[None] | None = None
         self._encoding: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        if runner is not None:
-            runner.listen(self)
+        runner.listen(self)
 
     async def follow(self, owner: str, for_s: float | None = None) -> AsyncIterator[bytes]:
         """Stream events to one viewer, from now on.

@@ -31,14 +31,13 @@ Origin = tuple[Literal["request", "job"], str, str]
 class Observer(JobListener):
     """The front's own metrics, and the HTTP request or job of each engine request."""
 
-    def __init__(self, fleet: Fleet, settings: ServeSettings, runner: Runner | None) -> None:
+    def __init__(self, fleet: Fleet, settings: ServeSettings, runner: Runner) -> None:
         self._fleet, self._settings, self._runner = fleet, settings, runner
         self._metrics = Metrics()
         self.first_preview = self._metrics.previewed
         self._request_ids: OrderedDict[Origin, list[str]] = OrderedDict()
         self._origins: dict[str, Origin] = {}  # key: id of an engine request
-        if runner is not None:
-            runner.listen(self)
+        runner.listen(self)
 
     @property
     def model(self) -> str:
@@ -102,7 +101,7 @@ class Observer(JobListener):
         """
         origin: Origin = "request", owner, request_id
         job = None
-        if origin not in self._request_ids and self._runner is not None:
+        if origin not in self._request_ids:
             with contextlib.suppress(JobNotFound):
                 job = await self._runner.get(request_id, owner)
                 origin = "job", owner, job.id
@@ -135,8 +134,7 @@ class Observer(JobListener):
             if self._fleet.state in ("ready", "draining"):
                 statistics = await self._fleet.statistics()
         with contextlib.suppress(CarpoolError):  # a failing disk must not break the page
-            if self._runner is not None:
-                jobs = await self._runner.count_open()
+            jobs = await self._runner.count_open()
         ready = self._fleet.ready
         versions = ready.versions if ready else {}
         build = {"version": carpool.__version__, "revision": self._settings.revision or ""}

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.types import Receive
 
 from carpool.config import ServeSettings
-from carpool.errors import Cancelled, ModelNotFound, UnsupportedParameter, nearest
+from carpool.errors import Cancelled, ModelNotFound, nearest
 from carpool.fleet.fleet import Fleet
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
@@ -79,21 +79,19 @@ class AppState:
         self,
         fleet: Fleet,
         settings: ServeSettings,
-        runner: Runner | None,
+        runner: Runner,
         keys: Keyring | None,
         tracing: Tracing | None,
         translate: Translate,
     ) -> None:
         threads = max(2, os.cpu_count() or 2)
-        store = runner.store if runner else None
-        self.fleet, self.settings, self._runner = fleet, settings, runner
+        store = runner.store
+        self.fleet, self.settings, self.runner = fleet, settings, runner
         self.keys = keys or Keyring(settings.api_key, settings.api_key_file)
         self.tracing, self.translate = tracing or Tracing(), translate
         self.observer = Observer(fleet, settings, runner)
         self.idempotency: IdempotencyCache[Any] = IdempotencyCache(_size_of, time.monotonic)
-        self.files = SignedFiles(
-            store.folder / "links" if store else None, clock=store.clock if store else None
-        )
+        self.files = SignedFiles(store.folder / "links", clock=store.clock)
         self.reader = PictureReader(allow_remote=settings.allow_remote_media)
         self.encoder = FairExecutor(
             "carpool-encode", threads, per_tenant=threads - settings.has_keys
@@ -114,17 +112,6 @@ class AppState:
     def model_names(self) -> list[str]:
         """The names of all models, the default model first; raises as `model` for a single one."""
         return [self.model("loaded").id] if self.fleet.is_single else self.fleet.names
-
-    @property
-    def has_jobs(self) -> bool:
-        return self._runner is not None
-
-    @property
-    def runner(self) -> Runner:
-        """The runner of jobs; UnsupportedParameter if the server has no jobs."""
-        if self._runner is None:
-            raise UnsupportedParameter("jobs are off here: leave it out", param="background_job")
-        return self._runner
 
     async def load(self, name: str | None, needs: Needs) -> ServedModel:
         """Load a model on demand and wait for it; then as `model`.
@@ -257,7 +244,7 @@ class AuthenticatedRequest:
         """Refuse a request if the fleet is full, or its client has too many requests and jobs."""
         self.state.fleet.check_room(self.client.key)
         slot: Permit = self.request.state.slot
-        if self.state.has_jobs and slot.most is not None:
+        if slot.most is not None:
             open_jobs = await self.state.runner.count_open(self.client.owner)
             slot.check(sum(open_jobs.values()))
 

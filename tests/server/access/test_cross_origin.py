@@ -15,7 +15,7 @@ from carpool.config import ServeSettings
 from carpool.errors import SettingRejected
 from carpool.server.app import create_app
 from carpool.server.routes.docs_page import page
-from support.app import Grey, client_of, fleet_of, refusal
+from support.app import Grey, client_of, fleet_of, idle_jobs, refusal
 from support.endpoints import ENDPOINT
 
 BODY = b'{"prompt": "a"}'
@@ -26,7 +26,7 @@ PAGES = ["/docs", "/openapi.json", "/health", "/livez", "/version"]
 
 @cache
 def app_with(settings: ServeSettings) -> FastAPI:
-    return create_app(fleet_of(Grey()), settings)
+    return create_app(fleet_of(Grey()), settings, idle_jobs())
 
 
 def ask(
@@ -239,7 +239,7 @@ def test_which_hosts_are_ours_is_a_setting(
 @pytest.mark.parametrize("name", ["http://a", "a:8000", "a/b", "*.a", "a b", "[::1", ".", "a,b"])
 def test_an_allowed_host_that_can_never_match_is_refused_at_the_start(name: str) -> None:
     with pytest.raises(SettingRejected, match="allowed_host="):
-        create_app(fleet_of(Grey()), ServeSettings(allowed_host=(name,)))
+        create_app(fleet_of(Grey()), ServeSettings(allowed_host=(name,)), idle_jobs())
 
 
 # Bodies that a form can send without asking

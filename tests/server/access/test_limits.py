@@ -16,7 +16,7 @@ from carpool.jobs.runner import Runner
 from carpool.server.access.keys import Keyring, parse_keys
 from carpool.server.access.limits import RateLimiter
 from carpool.server.app import create_app
-from support.app import Grey, Lone, client_of, fleet_of, open_app
+from support.app import Grey, Lone, client_of, fleet_of, idle_jobs, open_app
 from support.endpoints import ENDPOINT
 
 
@@ -201,7 +201,7 @@ async def test_jobs_of_another_key_do_not_count() -> None:
 
 
 def asked(settings: ServeSettings, times: int, **headers: str) -> list[httpx2.Response]:
-    app = create_app(fleet_of(Lone()), settings)
+    app = create_app(fleet_of(Lone()), settings, idle_jobs())
 
     async def talk() -> list[httpx2.Response]:
         async with client_of(app, headers=headers) as client:

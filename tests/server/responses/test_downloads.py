@@ -10,7 +10,7 @@ import pytest
 from carpool.config import ServeSettings
 from carpool.server.access.signed_links import SignedFiles
 from carpool.server.app import create_app
-from support.app import Grey, app_of, client_of, fleet_of, refusal, shared_app
+from support.app import Grey, app_of, client_of, fleet_of, idle_jobs, refusal, shared_app
 from support.endpoints import ENDPOINT
 
 GETS = sorted(
@@ -129,7 +129,7 @@ async def test_a_file_that_is_gone_is_not_found(
 ) -> None:
     monkeypatch.setattr(SignedFiles, "get", lambda *_: tmp_path / "file-gone.png")
 
-    async with client_of(create_app(fleet_of(Grey()), ServeSettings())) as client:
+    async with client_of(create_app(fleet_of(Grey()), ServeSettings(), idle_jobs())) as client:
         answer = await client.get("/v1/files/file-gone.png")
 
     assert (answer.status_code, refusal(answer)["code"]) == (404, "file_not_found")

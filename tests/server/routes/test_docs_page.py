@@ -11,9 +11,9 @@ import pytest
 from carpool.config import ServeSettings
 from carpool.server.app import create_app
 from carpool.server.routes.docs_page import curl, sample
-from support.app import Grey, client_of, fleet_of
+from support.app import Grey, client_of, fleet_of, idle_jobs
 
-APP = create_app(fleet_of(Grey()), ServeSettings())
+APP = create_app(fleet_of(Grey()), ServeSettings(), idle_jobs())
 DOCUMENT = APP.openapi()
 SCHEMAS = DOCUMENT["components"]["schemas"]
 OPERATIONS = [

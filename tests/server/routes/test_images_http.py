@@ -17,7 +17,7 @@ from carpool.server.access.signed_links import TTL_S, SignedFiles
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import CARD, Grey, ask, client_of, fleet_of, parts, refusal
+from support.app import CARD, Grey, ask, client_of, fleet_of, idle_jobs, parts, refusal
 from support.endpoints import ENDPOINT
 from support.pictures import picture
 
@@ -226,7 +226,7 @@ def test_a_model_of_videos_has_the_size_of_its_pipeline() -> None:
 
 
 async def test_a_link_leads_to_the_picture_without_a_key() -> None:
-    app = create_app(fleet_of(Grey()), ServeSettings(port=0, api_key=("secret",)))
+    app = create_app(fleet_of(Grey()), ServeSettings(port=0, api_key=("secret",)), idle_jobs())
 
     async with client_of(app) as client:
         body = {"prompt": "a", "response_format": "url", "output_format": "webp"}
@@ -246,9 +246,9 @@ async def test_a_link_leads_to_the_picture_without_a_key() -> None:
         assert (answer.status_code, refusal(answer)["code"]) == (404, "file_not_found")
 
 
-def test_links_end_after_an_hour() -> None:
+def test_links_end_after_an_hour(tmp_path: Path) -> None:
     now_s = 1000.0
-    files = SignedFiles(clock=lambda: now_s)
+    files = SignedFiles(tmp_path, clock=lambda: now_s)
     link = files.keep(b"picture", "png")
 
     now_s += TTL_S - 1
@@ -261,8 +261,8 @@ def test_links_end_after_an_hour() -> None:
     assert len(files) == 1
 
 
-def test_files_take_a_bounded_place_and_the_oldest_goes_first() -> None:
-    files = SignedFiles(clock=lambda: 0.0, most_bytes=10)
+def test_files_take_a_bounded_place_and_the_oldest_goes_first(tmp_path: Path) -> None:
+    files = SignedFiles(tmp_path, clock=lambda: 0.0, most_bytes=10)
     links = [files.keep(bytes(4), "png") for _ in range(3)]
 
     with pytest.raises(FileNotFound):
@@ -307,11 +307,11 @@ def test_a_picture_that_cannot_be_stored_is_a_failure_that_may_be_tried_again(
         files.keep(b"picture", "png")
 
 
-def test_a_link_of_another_server_is_not_ours() -> None:
-    link = SignedFiles(clock=lambda: 0.0).keep(b"picture", "png")
+def test_a_link_of_another_server_is_not_ours(tmp_path: Path) -> None:
+    link = SignedFiles(tmp_path / "a", clock=lambda: 0.0).keep(b"picture", "png")
 
     with pytest.raises(FileNotFound):
-        SignedFiles(clock=lambda: 0.0).get(*parts(link))
+        SignedFiles(tmp_path / "b", clock=lambda: 0.0).get(*parts(link))
 
 
 def test_the_client_is_told_once_that_its_prompt_was_truncated() -> None:

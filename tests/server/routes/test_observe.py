@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from carpool.config import ServeSettings
 from carpool.server.observer import Observer
 from carpool.types import CheckedRequest
-from support.app import Grey, fleet_of, open_app
+from support.app import Grey, fleet_of, idle_jobs, open_app
 from support.endpoints import ENDPOINT
 from support.server_process import Server, body, eventually, serving
 
@@ -115,7 +115,7 @@ def test_others_are_named_to_their_own_key_and_only_counted_to_another() -> None
         async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
             return [phases("b", "c", "d", "e")]
 
-    observer = Observer(fleet_of(Together()), ServeSettings(), None)
+    observer = Observer(fleet_of(Together()), ServeSettings(), idle_jobs())
     asked = [("mine", "key", "a", "b"), ("other", "key", "c"), ("theirs", "stranger", "d")]
     for request_id, owner, *ids in asked:
         observer._note(("request", owner, request_id), [CheckedRequest(one, 1, {}) for one in ids])

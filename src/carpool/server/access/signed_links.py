@@ -9,10 +9,7 @@ import hmac
 import os
 import re
 import secrets
-import shutil
-import tempfile
 import threading
-import weakref
 from collections import OrderedDict
 from pathlib import Path
 
@@ -33,12 +30,12 @@ class SignedFiles:
 
     def __init__(
         self,
-        folder: Path | None = None,
+        folder: Path,
         *,
         clock: Clock | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Open a folder without other files; None: a temporary one.
+        """Open a folder without other files.
 
         Args:
             clock: Unix seconds that do not jump, as `StoreClock` gives them.
@@ -47,9 +44,6 @@ class SignedFiles:
             StoreFailed: the folder cannot be used.
         """
         self._clock, self._most_bytes = clock or StoreClock(), most_bytes
-        if folder is None:
-            folder = Path(tempfile.mkdtemp("-carpool"))
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._folder = folder
         self._sizes: OrderedDict[str, int] = OrderedDict()  # bytes by name, the oldest first
         self._changing = threading.Lock()

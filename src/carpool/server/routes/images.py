@@ -21,7 +21,7 @@ from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import stage_metrics
 from carpool.server.responses.stream import STREAMED
 from carpool.server.routes.jobs import ACCEPTED, TYPES, file_of, status_of, submit_images
-from carpool.server.state import AppState, AuthenticatedRequest, Needs
+from carpool.server.state import AppState, AuthenticatedRequest
 
 _NAMES = "image", "images"  # field in a form, field in JSON
 _LIST = {"type": "array", "maxItems": MOST_IMAGES}
@@ -66,8 +66,7 @@ async def create_variation(context: Context) -> Any:
 
 
 async def _edit(context: AuthenticatedRequest, task: Literal["edit", "variation"]) -> Any:
-    needs: Needs = "restarting" if context.state.has_jobs else "ready"
-    form = await read_form(context, needs, *_NAMES, "url", "mask", takes_nested=True)
+    form = await read_form(context, "restarting", *_NAMES, "url", "mask", takes_nested=True)
     if task == "variation":
         form.values.setdefault("prompt", "")
     body = validated(schema.ImageRequest, form.values)
