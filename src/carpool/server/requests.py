@@ -5,21 +5,17 @@ parameters of pictures are checked last (`ParsedImageRequest.requests`): after t
 for the request, and only if its `Idempotency-Key` has no stored answer.
 """
 
-import importlib.util
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Literal
 
-from carpool.errors import LibraryMissing
 from carpool.media.reader import ImageIntake
 from carpool.request.card import Card
 from carpool.server.bodies import forms, schema
-from carpool.server.bodies.input_images import edit_images, edit_task, reference_images
+from carpool.server.bodies.input_images import edit_images, edit_task
 from carpool.server.bodies.json_pictures import check_count, decoded, taken
 from carpool.server.image_request import ParsedImageRequest
-from carpool.server.openai_fields import video_request
 from carpool.server.state import AuthenticatedRequest, Needs, ServedModel
-from carpool.types import CheckedRequest
 
 MakeMask = Callable[[ImageIntake, Any], Awaitable[tuple[Any, Any]]]
 """Makes a mask (white: redraw) for a picture; returns the mask and the initial picture."""
@@ -112,25 +108,3 @@ async def _read(
     if mask is not None:
         pictures["mask_image"], first = await mask(intake, first)
     pictures["image"] = [first, *rest] if rest else first
-
-
-async def video_work(
-    context: AuthenticatedRequest, form: forms.Form
-) -> tuple[ServedModel, CheckedRequest, dict[str, Any], Mapping[str, Any]]:
-    """Load the model that a body for a video names, read its picture, and check all parameters.
-
-    Returns:
-        The model, the request, the public fields of its job, and the pictures as arguments.
-
-    Raises:
-        CarpoolError: the request is invalid.
-    """
-    body = forms.validated(schema.VideoRequest, form.values)
-    model = await context.model_of(body, "restarting")
-    if importlib.util.find_spec("av") is None:
-        raise LibraryMissing("videos need PyAV: pip install av")
-    reading = reference_images(model.card, form, body, context.intake())
-    pictures = await context.unless_disconnected(reading)
-    client, max_frames = context.client, context.state.settings.max_frames
-    checked, fields = video_request(model, body, max_frames, client=client, pictures=pictures)
-    return model, checked, fields, pictures

@@ -82,18 +82,20 @@ def _checked(
     return replace(check(model.card, request, from_json=True), model=model.id)
 
 
-def _work(
+async def _submit(
+    context: AuthenticatedRequest,
+    kind: Literal["mesh", "sound"],
     model: ServedModel,
     body: MeshRequest | SoundRequest,
     checked: CheckedRequest,
-) -> dict[str, Any]:
-    """The arguments of `submit` that meshes and sound share."""
-    return {
-        "fields": {"model": model.id, "seeds": [checked.seed], "prompt": body.prompt},
-        "requests": [checked],
-        "format": body.output_format,
-        "told": model.file_metadata(checked),
-    }
+    content: dict[str, Any],
+    pictures: dict[str, Any] | None = None,
+) -> Record:
+    fields = {"model": model.id, "seeds": [checked.seed], "prompt": body.prompt}
+    return await jobs.submit(
+        context, kind, content, fields, [checked], pictures or {}, format=body.output_format,
+        told=model.file_metadata(checked), max_faces=context.state.settings.max_faces,
+    )  # fmt: skip
 
 
 _MESH_BODY = forms.document(MeshRequest, [], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE})
@@ -110,10 +112,7 @@ async def create_mesh(context: Context) -> MeshJob:
     pictures = await context.unless_disconnected(reference_images(model.card, form, body, intake))
     checked = _checked(context, model, body, "meshes", pictures)
     content = form.values | ({"pictures": digests} if digests else {})
-    work, max_faces = _work(model, body, checked), context.state.settings.max_faces
-    record = await jobs.submit(
-        context, "mesh", content, pictures=pictures, max_faces=max_faces, **work
-    )
+    record = await _submit(context, "mesh", model, body, checked, content, pictures)
     return await _mesh(context, record)
 
 
@@ -184,9 +183,7 @@ async def create_sound(body: SoundRequest, context: Context) -> Any:
         if isinstance(length_s := values.get(name), (int, float)):
             _check_length(name, length_s, limit_s)
     content = body.model_dump(exclude_unset=True)
-    record = await jobs.submit(
-        context, "sound", content, pictures={}, **_work(model, body, checked)
-    )
+    record = await _submit(context, "sound", model, body, checked, content)
     if body.background_job:
         status = await jobs.status_of(context, record)
         return JSONResponse(status.model_dump(), 202)

@@ -1,6 +1,7 @@
 """`/v1/videos`: OpenAI's video API, implemented with jobs."""
 
 import asyncio
+import importlib.util
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +17,12 @@ from carpool.jobs.database import Record
 from carpool.media.metadata import with_used
 from carpool.media.outputs import FPS, spritesheet, thumbnail, write_mp4
 from carpool.server.bodies import forms
-from carpool.server.bodies.input_images import REFERENCE
+from carpool.server.bodies.input_images import REFERENCE, reference_images
 from carpool.server.bodies.schema import RemixRequest, VideoRequest
 from carpool.server.bodies.schema_jobs import Deleted, Page, Video
 from carpool.server.dependencies import Context, WorkRoute, router_of
-from carpool.server.requests import read_form, video_work
+from carpool.server.openai_fields import video_request
+from carpool.server.requests import read_form
 from carpool.server.responses.downloads import PARTS, Download, warnings_header
 from carpool.server.responses.stage_metrics import peak_memory_mb, stage_durations
 from carpool.server.routes import jobs
@@ -104,7 +106,14 @@ async def _get(video_id: str, context: AuthenticatedRequest) -> Record:
 async def _submit(
     context: AuthenticatedRequest, form: forms.Form, content: dict[str, Any], **extra: Any
 ) -> Record:
-    model, checked, fields, pictures = await video_work(context, form)
+    body = forms.validated(VideoRequest, form.values)
+    model = await context.model_of(body, "restarting")
+    if importlib.util.find_spec("av") is None:
+        raise errors.LibraryMissing("videos need PyAV: pip install av")
+    reading = reference_images(model.card, form, body, context.intake())
+    pictures = await context.unless_disconnected(reading)
+    client, max_frames = context.client, context.state.settings.max_frames
+    checked, fields = video_request(model, body, max_frames, client=client, pictures=pictures)
     return await jobs.submit(
         context, "video", content, fields | extra, [checked], pictures,
         keeps_inputs=True,  # `remix_video` reads them
