@@ -15,12 +15,12 @@ from carpool.server.responses.stream import EventStream, ParsedRequest, events, 
 from carpool.server.state import AuthenticatedRequest
 from carpool.worker import encoding
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
 async def respond(
-    context: AuthenticatedRequest, parsed: ParsedRequest[Answer], **fields: Any
-) -> Answer | EventStream:
+    context: AuthenticatedRequest, parsed: ParsedRequest[T], **fields: Any
+) -> T | EventStream:
     """Check the parameters and run the requests while the client is connected.
 
     Args:
@@ -65,7 +65,7 @@ async def respond(
     if parsed.is_streamed:
         streamed = _live(once, live)
         return EventStream(await context.unless_disconnected(anext(streamed)), streamed)
-    answer: Answer = await context.unless_disconnected(once())  # the digest differs for a stream
+    answer: T = await context.unless_disconnected(once())  # the digest differs for a stream
     if isinstance(answer, schema.ImagesResponse):
         state.observer.drew(answer.model, len(answer.data), answer.usage)
     return answer
