@@ -77,24 +77,6 @@ def encode_image(
     return out.getvalue()
 
 
-def write_pictures(
-    pictures: Sequence[Image.Image | RawPicture],
-    metadata: Sequence[dict[str, Any] | None],
-    folder: Path,
-    format: Format,
-    compression: int = 100,
-) -> None:
-    """Write the files of a job: `0.png`, `1.png`, ...
-
-    Args:
-        metadata: metadata of each picture, see `encode_image`; its size is added.
-    """
-    for i, (picture, settings) in enumerate(zip(pictures, metadata, strict=True)):
-        if settings:
-            settings |= {"width": picture.width, "height": picture.height}
-        (folder / f"{i}.{format}").write_bytes(encode_image(picture, format, compression, settings))
-
-
 def write_mp4(
     frames: NDArray[np.uint8],
     fps: float,

@@ -114,13 +114,13 @@ async def read_body(
     request: Request,
     card: Card,
     *names: str,
-    cards: CardOf | None = None,
+    cards: CardOf,
     takes_nested: bool = False,
 ) -> Form:
     """Read a form, or JSON.
 
     Args:
-        cards: finds the card of the model that the body names, where there are several.
+        cards: finds the card of the model that the body names.
         names: fields that may hold pictures, the usual one first.
         takes_nested: in JSON, other parameters may hold pictures too, in nested lists.
 
@@ -150,9 +150,7 @@ async def read_body(
     return form
 
 
-async def _read_form(
-    request: Request, card: Card, names: Sequence[str], cards: CardOf | None
-) -> Form:
+async def _read_form(request: Request, card: Card, names: Sequence[str], cards: CardOf) -> Form:
     form, texts = Form(name=names[0]), list[tuple[str, str]]()
     async with _parts_of(request, card, names[0]) as parts:
         for part, value in parts:
@@ -174,10 +172,8 @@ async def _read_form(
                 texts.append((part, text))
     if sum(len(text) for _, text in texts) > MOST_TEXT_BYTES:
         raise errors.BodyTooLarge(f"the texts of this form have more than {MOST_TEXT_BYTES} bytes")
-    if cards is not None:
-        named = dict(texts).get("model")
-        card = await cards(None if named == NULL else named)
-    form.values = _typed(texts, card)
+    named = dict(texts).get("model")
+    form.values = _typed(texts, await cards(None if named == NULL else named))
     return form
 
 

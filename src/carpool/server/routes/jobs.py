@@ -16,7 +16,7 @@ from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.metadata import with_used, without_prompts
-from carpool.media.outputs import write_pictures
+from carpool.media.outputs import encode_image
 from carpool.server.access.idempotency import digest_of, key_of
 from carpool.server.bodies.schema_jobs import Deleted, JobFile, JobStatus, Page
 from carpool.server.deliveries import deliveries_of
@@ -132,12 +132,14 @@ async def submit_images(context: AuthenticatedRequest, image_request: ParsedImag
 
 
 def write_images(record: Record, outputs: Sequence[Done], folder: Path) -> None:
-    """Write the files of a picture job."""
+    """Write the files of a picture job: `0.png`, `1.png`, ..."""
     form = record.work["output"]
-    pictures = [output.pictures[0] for output in outputs]
-    pairs = zip(form["told"], outputs, strict=True)
-    metadata = [with_used(data, output.settings) for data, output in pairs]
-    write_pictures(pictures, metadata, folder, form["format"], form["compression"])
+    for number, (data, output) in enumerate(zip(form["told"], outputs, strict=True)):
+        picture, metadata = output.pictures[0], with_used(data, output.settings)
+        if metadata:
+            metadata |= {"width": picture.width, "height": picture.height}
+        file = encode_image(picture, form["format"], form["compression"], metadata)
+        (folder / f"{number}.{form['format']}").write_bytes(file)
 
 
 async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
