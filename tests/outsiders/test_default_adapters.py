@@ -43,9 +43,8 @@ async def test_a_new_key_under_an_old_name_gets_none_of_the_old_keys_defaults(
     """And one that gets another name keeps its own: they belong to the key."""
     (file := tmp_path / "keys").write_text("ada=a-key\nbob=b-key")
     keys, worker = Keyring((), str(file)), Grey()
-    app = create_app(
-        fleet_of(worker), ServeSettings(port=0, api_key_file=str(file)), idle_jobs(), keys=keys
-    )
+    settings = ServeSettings(port=0, api_key_file=str(file))
+    app = create_app(fleet_of(worker), settings, idle_jobs(), keys=keys)
 
     async with client_of(app) as http:
         await http.post("/v1/set_lora", json=OUTLINED, headers=bearer("a-key"))
@@ -67,9 +66,8 @@ async def test_a_new_key_under_an_old_name_gets_none_of_the_old_keys_defaults(
 async def test_what_a_key_takes_off_stays_on_for_the_key_that_had_its_name(tmp_path: Path) -> None:
     (file := tmp_path / "keys").write_text("ada=a-key")
     keys = Keyring((), str(file))
-    app = create_app(
-        fleet_of(Grey()), ServeSettings(port=0, api_key_file=str(file)), idle_jobs(), keys=keys
-    )
+    settings = ServeSettings(port=0, api_key_file=str(file))
+    app = create_app(fleet_of(Grey()), settings, idle_jobs(), keys=keys)
 
     async with client_of(app) as http:
         await http.post("/v1/set_lora", json=OUTLINED, headers=bearer("a-key"))

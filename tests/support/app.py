@@ -127,7 +127,7 @@ def client_of(app: Any, url: str = "http://localhost", **options: Any) -> httpx2
 
 @cache
 def _store() -> JobStore:
-    store = JobStore(None, ttl_s=1000, max_bytes=1 << 20, max_waiting=1000)
+    store = JobStore()
     atexit.register(store.close)
     return store
 

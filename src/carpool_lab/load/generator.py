@@ -13,7 +13,7 @@ from carpool.errors import CarpoolError
 from carpool_lab.load.client import RequestError
 from carpool_lab.workload import Arrival, kind_of
 
-Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+SendBody = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Sends a request; returns the server's JSON, or raises `RequestError`."""
 
 Tick = Callable[[], object]
@@ -42,7 +42,7 @@ class RequestResult:
 
 async def run(
     arrivals: Sequence[Arrival],
-    ask: Ask,
+    ask: SendBody,
     *,
     max_concurrency: int | None = None,
     is_closed: bool = False,
@@ -122,7 +122,7 @@ def samples(arrivals: Iterable[Arrival]) -> list[Mapping[str, Any]]:
 
 
 async def warm_up(
-    bodies: Sequence[Mapping[str, Any]], ask: Ask, *, rounds: int, tick: Tick = lambda: None
+    bodies: Sequence[Mapping[str, Any]], ask: SendBody, *, rounds: int, tick: Tick = lambda: None
 ) -> SoloLatencies:
     """Send each request `rounds` times, one at a time; its minimum is its solo latency.
 

@@ -1,7 +1,6 @@
 """What requests hold before they are answered: asked of their key's limits first, and bounded."""
 
 import asyncio
-import atexit
 import io
 import json
 import os
@@ -16,13 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from starlette.types import Message
 
-from carpool.config import ServeSettings
 from carpool.errors import BodyTooLarge, CarpoolError, Overloaded, RateLimited
-from carpool.jobs.runner import Runner
-from carpool.jobs.store import JobStore
 from carpool.server.access.limits import MemoryBudget, MemoryLease
-from carpool.server.app import create_app
-from support.app import CARD, Grey, app_of, ask, client_of, fleet_of
+from support.app import Grey, app_of, ask, client_of
 from support.endpoints import EDITS, ENDPOINT, VARIATIONS
 from support.forms import BOTH, send, worker_of
 from support.pictures import png
@@ -134,11 +129,7 @@ class Sender:
     """Sends requests to an application with jobs, as a server does."""
 
     def __init__(self, **settings: Any) -> None:
-        worker = worker_of(BOTH)
-        store = JobStore()
-        atexit.register(store.close)
-        runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
-        self.app = create_app(fleet_of(worker), ServeSettings(port=0, **settings), runner)
+        self.app = app_of(worker_of(BOTH), **settings)
 
     def park(self, path: str, body: Body, **headers: str) -> "asyncio.Task[tuple[int, str]]":
         return asyncio.create_task(self.send(path, body, **headers))
