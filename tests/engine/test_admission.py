@@ -10,17 +10,9 @@ from carpool.types import Request
 from support.engine_driver import Drive, Recorder, VirtualClock, driving
 
 
-class RunningClock(VirtualClock):
-    """A millisecond passes whenever it is read."""
-
-    def __call__(self) -> float:
-        self.pass_by(0.001)
-        return self.now_s
-
-
 @pytest.fixture(scope="module")
 def drive() -> Iterator[Drive]:
-    with driving("flux", clock=RunningClock()) as drive:
+    with driving("flux", clock=VirtualClock(0.001)) as drive:
         drive.submit(num_inference_steps=4)
         drive.finish()  # what steps take is known from now on
         yield drive

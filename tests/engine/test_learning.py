@@ -9,18 +9,6 @@ from support.engine_driver import VirtualClock, driving
 from support.tiny import ARGUMENTS
 
 
-class Ticking(VirtualClock):
-    """A clock by which everything takes a while."""
-
-    def __init__(self, tick_s: float = 0.001) -> None:
-        super().__init__()
-        self.tick_s = tick_s
-
-    def __call__(self) -> float:
-        self.pass_by(self.tick_s)
-        return super().__call__()
-
-
 @pytest.fixture
 def learned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The methods whose forwards were learned from."""
@@ -37,7 +25,7 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_every_forward_is_learned_from_and_known_widths_in_groups(learned: list[str]) -> None:
     steps = KNOWN_WELL + 3 * LEARN_EVERY + 1
-    with driving("flux", clock=Ticking()) as drive:
+    with driving("flux", clock=VirtualClock(0.001)) as drive:
         done = drive.submit(seed=1, **ARGUMENTS["flux"] | {"num_inference_steps": steps})
         groups = []
         while not done.is_done:
@@ -56,7 +44,7 @@ def test_long_forwards_are_learned_from_at_once_however_well_they_are_known(
     learned: list[str],
 ) -> None:
     steps = KNOWN_WELL + 20
-    with driving("flux", clock=Ticking(LEARN_EVERY_S)) as drive:
+    with driving("flux", clock=VirtualClock(LEARN_EVERY_S)) as drive:
         done = drive.submit(seed=1, **ARGUMENTS["flux"] | {"num_inference_steps": steps})
         while not done.is_done:
             drive.turn()

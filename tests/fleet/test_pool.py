@@ -18,62 +18,26 @@ from carpool.errors import (
     TooLate,
     WorkerLost,
 )
-from carpool.fleet.pool import Pool
 from carpool.request.card import TEXT
 from carpool.telemetry.activity import SeenMove
 from carpool.types import CheckedRequest, JournalEntry
 from carpool.worker import protocol
-from carpool.worker.journals import Journals
 from support.fake_hosts import settle
-from support.fake_workers import FakeWorker
+from support.fake_workers import SOLO, FakeWorker, Stage
 
 
-class Stage:
-    """A pool of fake workers, and requests that were submitted to it."""
-
-    def __init__(self, workers: int, **settings: Any) -> None:
-        self.workers: list[FakeWorker] = []
-        self.journals = Journals()
-        self.pool = Pool(self._make, ["cpu"] * workers, EngineSettings(**settings), self.journals)
-        self.tasks: dict[str, asyncio.Task[protocol.Done]] = {}
-        self.running = self.pool.start()
-
-    def _make(self, device: str, listener: Any) -> FakeWorker:
-        self.workers.append(FakeWorker(device, listener))
-        return self.workers[-1]
-
-    async def submit(
-        self, *names: str, steps: int = 10, tokens: int | None = None, **options: Any
-    ) -> None:
-        arguments = {"prompt": "a cat", "num_inference_steps": steps, "max_new_tokens": tokens}
-        for name in names:
-            request = CheckedRequest(name, 1, arguments, **options)
-            self.journals.open(name)
-            self.tasks[name] = asyncio.create_task(self.pool.submit(request))
-        await settle()
-
-    def all(self) -> list[str]:
-        return [name for names in self.has() for name in names]
-
-    def has(self) -> list[list[str]]:
-        return [sorted(worker.running) for worker in self.workers]
-
-
-SOLO = (1.0, 2.0, 3.0, 4.0)  # seconds of a step: rows gain nothing
+def of(workers: int, **settings: Any) -> Stage:
+    return Stage(["cpu"] * workers, journals=True, settings=EngineSettings(**settings))
 
 
 async def ready(workers: int = 2, **settings: Any) -> Stage:
-    stage = Stage(workers, **settings)
-    await settle()
-    for worker in stage.workers:
-        worker.load()
-        worker.report(SOLO)
-    await settle()
+    stage = of(workers, **settings)
+    await stage.load(*range(workers))
     return stage
 
 
 async def test_a_pool_is_ready_when_one_worker_is_and_degraded_until_all_are() -> None:
-    stage = Stage(2)
+    stage = of(2)
     await settle()
     assert stage.pool.state == "starting"
     with pytest.raises(Starting):
@@ -215,12 +179,12 @@ async def test_what_an_earlier_server_began_is_not_refused_for_its_deadline() ->
 
 
 async def test_a_worker_that_cannot_load_ends_the_start_unless_another_is_ready() -> None:
-    stage = Stage(2)
+    stage = of(2)
     await settle()
     stage.workers[0].fail("cuda:7 is no device")
     with pytest.raises(LoadFailed, match="cuda:7"):
         await stage.running
-    stage = Stage(2)
+    stage = of(2)
     await settle()
     stage.workers[1].load()
     await settle()
@@ -413,7 +377,7 @@ async def test_what_cannot_move_ends_where_it_is_and_the_worker_after_it() -> No
 async def test_a_request_moves_only_to_workers_that_loaded_the_same_model_and_that_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stage = Stage(3)
+    stage = of(3)
     await settle()
     for worker, digest in zip(stage.workers, ("old", "new", "old"), strict=True):
         worker.load(digest)

@@ -13,59 +13,11 @@ import pytest
 
 from carpool.config import EngineSettings
 from carpool.fleet import handshake, host, packets
-from carpool.fleet.host import WorkerHost
 from carpool.fleet.packets import HEADER, PACKET_BYTES, Malformed, PacketStream
 from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
-from support.app import CARD
-from support.fake_hosts import FakeChild, until
-
-SECRET = bytes(range(32))
-LOAD = protocol.LoadModel("shapes", EngineSettings())
-READY = protocol.WorkerReady(CARD, {}, 0.5)
-
-
-class Stage:
-    """A host on loopback, and the fake processes that it has started."""
-
-    def __init__(self, keep_s: float = 1000.0) -> None:
-        self.children: list[FakeChild] = []
-        self.fronts: list[RemoteConnection] = []
-        self.ended = asyncio.Event()
-        self.host = WorkerHost(
-            SECRET, keep_s=keep_s, at_end=self.ended.set, open_child=self._opened
-        )
-        self.port = 0
-
-    async def _opened(self, spool: Path) -> FakeChild:
-        self.children.append(FakeChild())
-        return self.children[-1]
-
-    async def connect(self, secret: bytes = SECRET, spool: Path | None = None) -> RemoteConnection:
-        address = WorkerAddress("127.0.0.1", self.port, secret)
-        self.fronts.append(await RemoteConnection.open(address, spool))
-        return self.fronts[-1]
-
-    async def front(self, load: protocol.LoadModel = LOAD) -> RemoteConnection:
-        connection = await self.connect()
-        connection.send(load)
-        return connection
-
-    async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
-
-
-@contextlib.asynccontextmanager
-async def staged(**options: float) -> AsyncIterator[Stage]:
-    stage = Stage(**options)
-    stage.port = await stage.host.listen("127.0.0.1")
-    try:
-        yield stage
-    finally:
-        for front in stage.fronts:
-            await front.close()
-        await stage.host.close()
+from support.fake_hosts import LOAD, READY, SECRET, Stage, staged, until
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:

@@ -11,61 +11,24 @@ from carpool.config import EngineSettings
 from carpool.fleet import resizing
 from carpool.fleet.autoscaler import Autoscaler, Scale
 from carpool.fleet.pool import Pool
-from carpool.types import CheckedRequest
-from carpool.worker import protocol
 from support.fake_hosts import settle
-from support.fake_workers import FakeWorker
-
-SOLO = (1.0, 2.0, 3.0, 4.0)  # seconds of a step: rows gain nothing
+from support.fake_workers import Stage
 
 
-class Stage:
-    """A pool of fake workers that has two at the start."""
+def of(workers: int = 2, **options: Any) -> Stage:
+    """A pool of four devices, whose requests have no journals."""
+    options = {"is_fixed": False, "workers": workers, **options}
+    return Stage(["a", "b", "c", "d"], journals=False, **options)
 
-    def __init__(self, workers: int = 2, **options: Any) -> None:
-        self.workers: list[FakeWorker] = []
-        self.loads_by_itself = True
-        options = {"is_fixed": False, **options}
-        self.pool = Pool(
-            self._make, ["a", "b", "c", "d"], EngineSettings(), workers=workers, **options
-        )
-        self.tasks: list[asyncio.Task[protocol.Done]] = []
-        self.running = self.pool.start()
 
-    def _make(self, device: str, listener: Any) -> FakeWorker:
-        worker = FakeWorker(device, listener)
-        self.workers.append(worker)
-        return worker
-
-    async def load(self, *numbers: int) -> None:
-        await settle()
-        for number in numbers:
-            self.workers[number].load()
-            self.workers[number].report(SOLO)
-        await settle()
-
-    async def submit(self, *names: str) -> None:
-        for name in names:
-            request = CheckedRequest(name, 1, {"prompt": "a cat", "num_inference_steps": 10})
-            self.tasks.append(asyncio.create_task(self.pool.submit(request)))
-        await settle()
-
-    async def finish(self) -> None:
-        """End all requests, as often as new ones are bound."""
-        while any(not task.done() for task in self.tasks):
-            for worker in self.workers:
-                for name in list(worker.running):
-                    worker.finish(name)
-            await settle()
-
-    def devices(self) -> list[str]:
-        return [one["device"] for one in self.pool.workers()]
+def devices(stage: Stage) -> list[str]:
+    return [one["device"] for one in stage.pool.workers()]
 
 
 @asynccontextmanager
 async def of_two() -> AsyncIterator[Stage]:
     """A pool of two workers that have loaded."""
-    stage = Stage()
+    stage = of()
     await stage.load(0, 1)
     yield stage
     await stage.pool.stop()
@@ -78,7 +41,7 @@ async def test_a_worker_that_comes_goes_to_the_device_with_the_fewest_and_gets_w
         assert (new.number, new.device) == (2, "c")
         await stage.load(2)
         assert stage.workers[2].running
-        assert stage.devices() == ["a", "b", "c"]
+        assert devices(stage) == ["a", "b", "c"]
         await stage.finish()
 
 
@@ -94,8 +57,8 @@ async def test_a_worker_that_goes_ends_what_it_has_first_and_gets_nothing_more()
         await stage.finish()
         await removal
         assert stage.workers[0].retired
-        assert stage.devices() == ["b"]
-        assert [task.exception() for task in stage.tasks] == [None] * 5
+        assert devices(stage) == ["b"]
+        assert [task.exception() for task in stage.tasks.values()] == [None] * 5
         await stage.submit("6")
         assert "6" in stage.workers[1].running
         await stage.finish()
@@ -123,9 +86,9 @@ async def test_a_worker_that_dies_while_it_goes_leaves_its_requests_to_others() 
         stage.workers[0].die()
         await settle()
         await removal
-        assert stage.devices() == ["b"]
+        assert devices(stage) == ["b"]
         await stage.finish()
-        assert [task.exception() for task in stage.tasks] == [None] * 2
+        assert [task.exception() for task in stage.tasks.values()] == [None] * 2
 
 
 async def test_a_rolling_update_starts_each_new_worker_before_it_ends_an_old_one() -> None:
@@ -144,8 +107,8 @@ async def test_a_rolling_update_starts_each_new_worker_before_it_ends_an_old_one
         await stage.load(3)
         await settle()
         assert [one.retired for one in stage.workers] == [True, True, False, False]
-        assert stage.devices() == ["a", "b"]
-        assert [task.exception() for task in stage.tasks] == [None] * 4
+        assert devices(stage) == ["a", "b"]
+        assert [task.exception() for task in stage.tasks.values()] == [None] * 4
 
 
 async def test_a_rolling_update_ends_at_the_first_new_worker_that_cannot_load(
@@ -158,7 +121,7 @@ async def test_a_rolling_update_ends_at_the_first_new_worker_that_cannot_load(
         await settle()
         assert [one.retired for one in stage.workers] == [False, False, True]
         assert stage.pool.state == "ready"
-        assert stage.devices() == ["a", "b"]
+        assert devices(stage) == ["a", "b"]
     assert "the file is broken" in caplog.text
     assert "ends after 0 of 2 workers" in caplog.text
 
@@ -181,7 +144,7 @@ async def test_where_there_is_no_place_for_a_new_worker_an_old_one_makes_room_if
 async def test_the_last_worker_never_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resizing, "PLACE_S", 0.0)
 
-    stage = Stage(workers=1)
+    stage = of(workers=1)
     await stage.load(0)
     stage.pool.roll()
     await settle()
@@ -193,8 +156,8 @@ async def test_the_last_worker_never_makes_room(monkeypatch: pytest.MonkeyPatch)
 async def test_a_lone_worker_of_this_machine_is_not_rolled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stage = Stage()
-    alone = Pool(stage._make, ["a"], EngineSettings())
+    stage = of()
+    alone = Pool(stage.make, ["a"], EngineSettings())
     alone.start()
     alone.roll()
     await alone.stop()
@@ -204,7 +167,7 @@ async def test_a_lone_worker_of_this_machine_is_not_rolled(
 
 async def test_the_number_of_workers_follows_the_load_between_its_bounds() -> None:
     scale = Scale(1, 3, wait_s=5.0, idle_s=30.0)
-    stage = Stage(workers=1, scale=scale)
+    stage = of(workers=1, scale=scale)
     await stage.load(0)
     await stage.submit(*map(str, range(12)))
     autoscaler, now_s = Autoscaler(scale), [0.0]
@@ -223,5 +186,5 @@ async def test_the_number_of_workers_follows_the_load_between_its_bounds() -> No
     await look(10)
     assert len(stage.pool.members()) == 1
     assert stage.pool.state == "ready"
-    assert [task.exception() for task in stage.tasks] == [None] * 12
+    assert [task.exception() for task in stage.tasks.values()] == [None] * 12
     await stage.pool.stop()

@@ -1,18 +1,17 @@
 """Meshes as files: what is in them is read back with nothing but their formats' rules."""
 
-import io
 import json
 import struct
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from carpool.artifacts import Mesh
 from carpool.errors import InvalidValue
 from carpool.media import encode_mesh, files_beside
 from carpool.media.mesh import check_faces
+from support.pictures import png
 
 VERTICES = np.array([[0, 0, 0], [1, 0, 0], [0, 1.5, 0], [0, 0, -2]], np.float32)
 FACES = np.array([[0, 2, 1], [0, 1, 3], [0, 3, 2], [1, 2, 3]], np.uint32)
@@ -21,13 +20,7 @@ PLACES = np.array([[0, 0], [1, 0], [0, 1], [0.5, 0.25]], np.float32)
 PLAIN = Mesh(VERTICES, FACES)
 
 
-def png() -> bytes:
-    out = io.BytesIO()
-    Image.new("RGB", (3, 2), "red").save(out, "PNG")
-    return out.getvalue()
-
-
-RICH = Mesh(VERTICES, FACES, COLOURS, PLACES, png())
+RICH = Mesh(VERTICES, FACES, COLOURS, PLACES, png(3, 2))
 
 
 def read_glb(data: bytes) -> tuple[dict[str, Any], bytes]:

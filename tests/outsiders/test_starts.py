@@ -175,7 +175,7 @@ def test_an_exception_that_nobody_foresaw_is_told_to_the_front_and_ends_no_worke
         worker.start()
         ours.sendall(encoding.encode(protocol.LoadModel("a", EngineSettings())))
         ours.settimeout(30)
-        told = encoding.decode_to_front(encoding.read(ours.recv) or b"")
+        told = encoding.decode_to_front(encoding.read(ours.makefile("rb")) or b"")
         ours.shutdown(socket.SHUT_RDWR)
         worker.join()
 

@@ -322,7 +322,7 @@ def test_the_engine_divides_its_forwards_between_tenants_whatever_users_they_nam
 
     monkeypatch.setattr(Continuous, "choose", watched)
     shares: dict[str, Any] = {"fair_share": ("*=1",), "max_batch_size": 1}
-    with driving("flux", mode="continuous", clock=Ticking(), **shares) as drive:
+    with driving("flux", mode="continuous", clock=VirtualClock(0.001), **shares) as drive:
         for n in range(6):
             drive.submit(**small, tenant="a", user=f"u{n}")
         for _ in range(2):
@@ -332,11 +332,3 @@ def test_the_engine_divides_its_forwards_between_tenants_whatever_users_they_nam
     served = Counter(call.tenant for call in chosen)
     assert served["b"] == pytest.approx(17, abs=3)
     assert len({call.user for call in chosen if call.tenant == "a"}) > 1
-
-
-class Ticking(VirtualClock):
-    """Whoever looks at it sees that time has passed."""
-
-    def __call__(self) -> float:
-        self.now_s += 0.001
-        return self.now_s

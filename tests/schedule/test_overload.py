@@ -88,16 +88,10 @@ FLUX: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Ticking(VirtualClock):
-    """Every look at it takes a tenth of a second, so forwards take time."""
-
-    def __call__(self) -> float:
-        self.pass_by(0.1)
-        return super().__call__()
-
-
 def test_the_engine_refuses_in_stages_and_recovers() -> None:
-    with driving("flux", clock=Ticking(), max_running=1, max_queue=100, max_wait=20.0) as drive:
+    with driving(
+        "flux", clock=VirtualClock(0.1), max_running=1, max_queue=100, max_wait=20.0
+    ) as drive:
         drive.submit(**FLUX)
         drive.finish()  # what forwards take is known
         before = drive.engine.statistics()["overload"]
@@ -143,7 +137,9 @@ def test_previews_stop_first() -> None:
 
 
 def test_low_priority_is_refused_while_others_are_taken() -> None:
-    with driving("flux", clock=Ticking(), max_running=1, max_queue=10, max_wait=1e6) as drive:
+    with driving(
+        "flux", clock=VirtualClock(0.1), max_running=1, max_queue=10, max_wait=1e6
+    ) as drive:
         for _ in range(9):
             drive.submit(**FLUX)
 
@@ -154,7 +150,9 @@ def test_low_priority_is_refused_while_others_are_taken() -> None:
 
 
 def test_a_full_queue_says_when_a_place_is_likely_to_be_free() -> None:
-    with driving("flux", clock=Ticking(), max_running=1, max_queue=0, max_wait=1e6) as drive:
+    with driving(
+        "flux", clock=VirtualClock(0.1), max_running=1, max_queue=0, max_wait=1e6
+    ) as drive:
         drive.submit(**FLUX)
         drive.finish()
         drive.submit(**FLUX | {"num_inference_steps": 1000})

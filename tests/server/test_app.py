@@ -21,7 +21,7 @@ from carpool.server.routes import images, jobs, videos
 from carpool.server.routes.videos import UNSUPPORTED
 from carpool.worker.supervisor import Supervisor
 from support import app as in_process
-from support.app import Lone, client_of, fleet_of, idle_jobs, open_app
+from support.app import Lone, answer_of, fleet_of, idle_jobs, open_app
 
 KEYS = ("first-key", "zweiter-schlüssel")
 KEYED = ServeSettings(api_key=KEYS)
@@ -34,17 +34,10 @@ def _app(settings: ServeSettings) -> FastAPI:
 
 
 def ask(settings: ServeSettings, path: str, authorization: str | None = None) -> httpx2.Response:
-    """Ask the application itself; an exception that leaves it fails the test."""
-    app = _app(settings)
     headers = [(b"authorization", authorization.encode())] if authorization is not None else []
-
-    async def talk() -> httpx2.Response:
-        async with client_of(app) as client:
-            if path == ENDPOINT:
-                return await client.post(path, json={"prompt": "a"}, headers=headers)
-            return await client.get(path, headers=headers)
-
-    return asyncio.run(talk())
+    if path == ENDPOINT:
+        return answer_of(_app(settings), "POST", path, json={"prompt": "a"}, headers=headers)
+    return answer_of(_app(settings), "GET", path, headers=headers)
 
 
 def error(answer: httpx2.Response) -> dict[str, Any]:

@@ -177,6 +177,18 @@ def shared_app() -> FastAPI:
     return app_of(Grey())
 
 
+def answer_of(
+    app: FastAPI, method: str, path: str, url: str = "http://localhost", **request: Any
+) -> httpx2.Response:
+    """An application's answer to one request; an exception that leaves it fails the test."""
+
+    async def talk() -> httpx2.Response:
+        async with client_of(app, url) as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(talk())
+
+
 def ask(
     content: bytes | str,
     path: str = ENDPOINT,
@@ -186,17 +198,12 @@ def ask(
     method: str = "POST",
     **settings: Any,
 ) -> httpx2.Response:
-    """Send one request to the application; an exception that leaves it fails the test."""
+    """Send one request to an application with these settings."""
     sent = {"content-type": "application/json", **dict(headers)}
-
-    async def talk(app: FastAPI) -> httpx2.Response:
-        async with client_of(app) as client:
-            return await client.request(method, path, content=content, headers=sent)
-
     if worker is None and not settings:
-        return asyncio.run(talk(shared_app()))
+        return answer_of(shared_app(), method, path, content=content, headers=sent)
     with lent_app(worker or Grey(), ServeSettings(port=0, **settings)) as app:
-        return asyncio.run(talk(app))
+        return answer_of(app, method, path, content=content, headers=sent)
 
 
 def refusal(answer: httpx2.Response) -> dict[str, Any]:

@@ -33,12 +33,13 @@ CLOSE = 2e-5  # the most that riding together may change a pixel, values 0-1, fl
 
 
 class VirtualClock:
-    """Time that passes only when a test says so."""
+    """Time that passes when a test says so, and by a tick whenever it is asked for."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    def __init__(self, tick_s: float = 0.0) -> None:
+        self.now_s, self.tick_s = 0.0, tick_s
 
     def __call__(self) -> float:
+        self.now_s += self.tick_s
         return self.now_s
 
     def pass_by(self, seconds: float) -> None:

@@ -1,9 +1,15 @@
 """A worker's process behind a host, without a process."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
+from carpool.config import EngineSettings
+from carpool.fleet.host import WorkerHost
+from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
 from carpool.worker import protocol
+from support.app import CARD
 
 
 class FakeChild:
@@ -45,3 +51,58 @@ async def until(is_so: Callable[[], bool]) -> None:
     """Turn the event loop until something is so."""
     while not is_so():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
+
+
+SECRET = bytes(range(32))
+LOAD = protocol.LoadModel("shapes", EngineSettings())
+READY = protocol.WorkerReady(CARD, {}, 0.5)
+
+
+class Stage:
+    """A host on loopback, and the fake processes that it has started."""
+
+    def __init__(self, keep_s: float = 1000.0) -> None:
+        self.children: list[FakeChild] = []
+        self.fronts: list[RemoteConnection] = []
+        self.ended = asyncio.Event()
+        self.host = WorkerHost(
+            SECRET, keep_s=keep_s, at_end=self.ended.set, open_child=self._opened
+        )
+        self.port = 0
+        self.peers: list[asyncio.StreamWriter] = []
+
+    async def _opened(self, spool: Path) -> FakeChild:
+        self.children.append(FakeChild())
+        return self.children[-1]
+
+    async def connect(self, secret: bytes = SECRET, spool: Path | None = None) -> RemoteConnection:
+        address = WorkerAddress("127.0.0.1", self.port, secret)
+        self.fronts.append(await RemoteConnection.open(address, spool))
+        return self.fronts[-1]
+
+    async def front(self, load: protocol.LoadModel = LOAD) -> RemoteConnection:
+        connection = await self.connect()
+        connection.send(load)
+        return connection
+
+    async def raw(
+        self, address: str = "127.0.0.1"
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A peer at an address of this machine that has not proved anything."""
+        peer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
+        self.peers.append(peer[1])
+        return peer
+
+
+@contextlib.asynccontextmanager
+async def staged(**options: float) -> AsyncIterator[Stage]:
+    stage = Stage(**options)
+    stage.port = await stage.host.listen("127.0.0.1")
+    try:
+        yield stage
+    finally:
+        for front in stage.fronts:
+            await front.close()
+        for peer in stage.peers:
+            peer.close()
+        await stage.host.close()

@@ -4,15 +4,19 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from carpool.config import EngineSettings
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
+from carpool.fleet.pool import Pool
 from carpool.fleet.worker_load import RoutedRequest
 from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest, RequestSize, Timings
 from carpool.worker import protocol
 from carpool.worker.guilt import CrashEvidence, Death
+from carpool.worker.journals import Journals
 from carpool.worker.requests import Moved
 from carpool.worker.supervisor import Supervisor, WorkerListener, WorkerState
 from support.app import CARD
+from support.fake_hosts import settle
 
 
 def routed(number: int, kind: Any, steps: int, **more: Any) -> RoutedRequest:
@@ -167,3 +171,61 @@ class FakeWorker(Supervisor):
         for answer in self.running.values():
             if not answer.done():
                 answer.set_exception(error)
+
+
+SOLO = (1.0, 2.0, 3.0, 4.0)  # seconds of a step: rows gain nothing
+
+
+class Stage:
+    """A pool of fake workers, and requests that were submitted to it.
+
+    Args:
+        journals: the requests have journals, so they can move.
+    """
+
+    def __init__(
+        self, devices: Sequence[str], *, journals: bool, settings: Any = None, **options: Any
+    ) -> None:
+        self.workers: list[FakeWorker] = []
+        self.journals = Journals(of_all=journals)
+        settings = settings or EngineSettings()
+        self.pool = Pool(self.make, devices, settings, self.journals, **options)
+        self.tasks: dict[str, asyncio.Task[protocol.Done]] = {}
+        self.running = self.pool.start()
+
+    def make(self, device: str, listener: WorkerListener) -> FakeWorker:
+        self.workers.append(FakeWorker(device, listener))
+        return self.workers[-1]
+
+    async def load(self, *numbers: int) -> None:
+        await settle()
+        for number in numbers:
+            self.workers[number].load()
+            self.workers[number].report(SOLO)
+        await settle()
+
+    async def submit(
+        self, *names: str, steps: int = 10, tokens: int | None = None, **options: Any
+    ) -> None:
+        arguments = {"prompt": "a cat", "num_inference_steps": steps, "max_new_tokens": tokens}
+        for name in names:
+            if self.journals.of_all:
+                self.journals.open(name)
+            request = CheckedRequest(name, 1, arguments, **options)
+            self.tasks[name] = asyncio.create_task(self.pool.submit(request))
+        await settle()
+
+    async def finish(self) -> None:
+        """End all requests, as often as new ones are bound."""
+        while any(not task.done() for task in self.tasks.values()):
+            for worker in self.workers:
+                for name in list(worker.running):
+                    worker.finish(name)
+            await settle()
+
+    def all(self) -> list[str]:
+        return [name for names in self.has() for name in names]
+
+    def has(self) -> list[list[str]]:
+        """The running requests of each worker."""
+        return [sorted(worker.running) for worker in self.workers]

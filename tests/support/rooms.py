@@ -22,8 +22,8 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "engine": (13_800, 25_503),
     "schedule": (2_200, 2_200),
-    "fleet": (3_200, 3_968),
-    "worker": (2_500, 2_981),
+    "fleet": (3_200, 3_952),
+    "worker": (2_500, 2_971),
     "server": (5_000, 6_781),
     "compat": (1_300, 2_129),
     "jobs, media": (3_000, 3_895),
@@ -31,7 +31,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_781),
     "lab": (4_200, 5_328),
     "benchmarks, proof": (7_400, 7_031),
-    "tests": (50_000, 74_338),
+    "tests": (50_000, 74_234),
 }
 
 

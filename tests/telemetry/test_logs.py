@@ -1,6 +1,5 @@
 """Log lines: one a request, with its id and key, never with what was asked for."""
 
-import asyncio
 import json
 import logging
 import sys
@@ -16,7 +15,7 @@ from carpool.server.app import create_app
 from carpool.telemetry import logs
 from carpool.telemetry.logs import JSONLines, TextLines
 from carpool.worker.supervisor import Supervisor
-from support.app import Grey, Lone, client_of, fleet_of, idle_jobs
+from support.app import Grey, Lone, answer_of, fleet_of, idle_jobs
 from support.app import ask as asked
 
 PROMPT = "a secret wish"
@@ -26,13 +25,8 @@ def ask(
     method: str, path: str, settings: ServeSettings | None = None, **headers: str
 ) -> httpx2.Response:
     app = create_app(fleet_of(Lone()), settings or ServeSettings(), idle_jobs())
-
-    async def talk() -> httpx2.Response:
-        async with client_of(app) as client:
-            json = {"prompt": PROMPT} if method == "POST" else None
-            return await client.request(method, path, json=json, headers=headers)
-
-    return asyncio.run(talk())
+    json = {"prompt": PROMPT} if method == "POST" else None
+    return answer_of(app, method, path, json=json, headers=headers)
 
 
 class Kept(logging.Handler):

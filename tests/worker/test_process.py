@@ -32,7 +32,7 @@ class Front:
     """The other end."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self._connection, self._stream = connection, connection.makefile("rb")
         connection.settimeout(30)
 
     def send(self, frame: protocol.ToWorker) -> None:
@@ -40,7 +40,7 @@ class Front:
 
     def receive(self) -> protocol.ToFront | None:
         """The next frame that is not about the worker's health."""
-        while (body := encoding.read(self._connection.recv)) is not None:
+        while (body := encoding.read(self._stream)) is not None:
             frame = encoding.decode_to_front(body)
             if not isinstance(frame, protocol.Heartbeat | protocol.Started):
                 return frame

@@ -39,6 +39,7 @@ class Member(WorkerListener):
         self.handle = make(device, self)
         self.error = ""  # its load error
         self.has_failed = asyncio.Event()  # loading failed
+        self.was_ready = False
         self.told_s = 0.0  # its share of the backlog, as last sent to it
         self.is_leaving = False  # gets no new requests
         self.private: dict[str, str] = {}  # reasons for private rides there, by task

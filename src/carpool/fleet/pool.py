@@ -65,7 +65,7 @@ class Pool:
             is_choice=self.has_several,
         )  # fmt: skip
         self._queue = self._dispatcher.queue
-        self._tasks = WorkerTasks(self._loaded, lambda: self._is_draining)
+        self._tasks = WorkerTasks(lambda: self._is_draining)
         self._resizer = Resizer(self, scale)
         self._is_open = asyncio.Event()
         self._number = 0  # number of the next worker
@@ -120,14 +120,6 @@ class Pool:
         """Start all workers in parallel; result and `others_ready` as in `WorkerTasks.start`."""
         self._resizer.start()
         return self._tasks.start(self._members, others_ready)
-
-    def _loaded(self, member: Member, ready: protocol.WorkerReady) -> None:
-        """Handle a worker that has loaded the model, for the first time or again."""
-        self._open()
-        log.info(
-            "worker %d (%s) is ready, loaded in %.1f s; workers: %d",
-            member.number + 1, member.device, ready.load_s, len(self._members),
-        )  # fmt: skip
 
     async def wait_ready(self) -> protocol.WorkerReady:
         """Wait until the first worker is ready."""
@@ -210,6 +202,12 @@ class Pool:
             self._members.compare_models(is_rolling=self._resizer.is_rolling)
             self._members.compare_adapters(is_rolling=self._resizer.is_rolling)
             self._tasks.first_ready.set()
+            if not member.was_ready and (ready := member.handle.ready) is not None:
+                member.was_ready = True
+                log.info(
+                    "worker %d (%s) is ready, loaded in %.1f s; workers: %d",
+                    member.number + 1, member.device, ready.load_s, len(self._members),
+                )  # fmt: skip
         self._open()
         self._dispatcher.changed(member, is_open=is_open)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 
 from carpool.errors import LoadFailed
 from carpool.fleet.members import Member
-from carpool.worker import protocol
 
 log = logging.getLogger("carpool")
 
@@ -17,16 +16,11 @@ class WorkerTasks:
     """The tasks of a pool's workers, and one that ends with them.
 
     Args:
-        loaded: called when a worker has loaded the model.
         is_draining: whether the end of a worker is expected.
     """
 
-    def __init__(
-        self,
-        loaded: Callable[[Member, protocol.WorkerReady], None],
-        is_draining: Callable[[], bool],
-    ) -> None:
-        self._loaded, self._is_draining = loaded, is_draining
+    def __init__(self, is_draining: Callable[[], bool]) -> None:
+        self._is_draining = is_draining
         self.first_ready = asyncio.Event()  # set when any worker is ready
         self._tasks: dict[int, asyncio.Task[None]] = {}  # keyed by the worker's number
         self._end: asyncio.Future[None] | None = None  # resolves at the end of all workers
@@ -76,7 +70,6 @@ class WorkerTasks:
     async def _keep(self, member: Member) -> None:
         """Keep a worker running. A failed load ends the pool, unless other workers are ready."""
         while True:
-            waiting = asyncio.create_task(self._wait_ready(member))
             try:
                 await member.handle.start()
                 return
@@ -87,11 +80,3 @@ class WorkerTasks:
                 member.has_failed.set()
                 log.error("worker %d (%s): %s", member.number, member.device, error)
                 await asyncio.sleep(RETRY_S)
-            finally:
-                waiting.cancel()
-
-    async def _wait_ready(self, member: Member) -> None:
-        ready = await member.handle.wait_ready()
-        member.error = ""
-        self.first_ready.set()
-        self._loaded(member, ready)

@@ -6,7 +6,7 @@ module opens no socket.
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -91,21 +91,10 @@ def encode(message: ToWorker | ToFront | ForkRequest) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def read(receive: Callable[[int], bytes]) -> bytes | None:
-    """Read the body of one frame through a blocking `receive(n)`; None at the end of the stream.
-
-    Args:
-        receive: like `socket.recv`: returns at most n bytes.
-    """
-    header = _exactly(receive, LENGTH.size)
-    return None if header is None else _exactly(receive, LENGTH.unpack(header)[0])
-
-
-def _exactly(receive: Callable[[int], bytes], size: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < size:
-        part = receive(min(size - len(parts), 1 << 20))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
+def read(stream: BinaryIO) -> bytes | None:
+    """Read the body of one frame from a blocking stream; None at its end."""
+    header = stream.read(LENGTH.size)
+    if len(header) < LENGTH.size:
+        return None
+    body = stream.read(size := LENGTH.unpack(header)[0])
+    return body if len(body) == size else None

@@ -80,7 +80,8 @@ class ForkServer:
         passed: list[int] = []
         try:
             _, passed, _, _ = socket.recv_fds(front, 1, _DESCRIPTORS)
-            request = encoding.decode_fork_request(encoding.read(front.recv) or b"")
+            with front.makefile("rb") as stream:
+                request = encoding.decode_fork_request(encoding.read(stream) or b"")
             if len(passed) < _DESCRIPTORS or _is_closed(front):
                 # closed: it waited too long, and another worker has the same socket by now
                 raise ConnectionError("descriptors are missing, or the front has given up")

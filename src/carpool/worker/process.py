@@ -35,7 +35,7 @@ class WorkerProcess:
     """The worker's end of the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self._connection, self._stream = connection, connection.makefile("rb")
         self._tracing = tracing.Tracing()
         self._at_end: Callable[[], None] = lambda: None
         self._is_ending = threading.Lock()
@@ -109,7 +109,7 @@ class WorkerProcess:
 
     def _next(self) -> protocol.ToWorker | None:
         try:
-            body = encoding.read(self._connection.recv)
+            body = encoding.read(self._stream)
         except ConnectionError:
             return None
         return None if body is None else encoding.decode_to_worker(body)

@@ -56,16 +56,8 @@ def test_a_text_in_a_private_ride_is_that_written_alone() -> None:
         assert recorder.outcome.fields["text"].tolist() == expected["text"].tolist()
 
 
-class Ticking(VirtualClock):
-    """Time that passes whenever it is asked for, as on a real machine."""
-
-    def __call__(self) -> float:
-        self.now_s += 0.001
-        return self.now_s
-
-
 def test_a_running_request_waits_for_two_forwards_at_most_while_others_write() -> None:
-    with driving(author("glm"), clock=Ticking(), mode="continuous") as drive:
+    with driving(author("glm"), clock=VirtualClock(0.001), mode="continuous") as drive:
         drive.submit("", seed=1, num_inference_steps=60)
         drive.turn(10)
         for number in range(6):
@@ -80,7 +72,9 @@ def test_a_running_request_waits_for_two_forwards_at_most_while_others_write() -
 
 
 def test_a_text_goes_on_beside_full_forwards_of_requests_that_draw() -> None:
-    with driving(author("glm"), clock=Ticking(), mode="continuous", max_batch_size=2) as drive:
+    with driving(
+        author("glm"), clock=VirtualClock(0.001), mode="continuous", max_batch_size=2
+    ) as drive:
         for seed in range(6):
             drive.submit("", seed=seed, num_inference_steps=300)
         drive.turn(40)
@@ -97,7 +91,7 @@ def test_a_text_goes_on_beside_full_forwards_of_requests_that_draw() -> None:
 
 
 def test_a_report_tells_how_long_texts_are_and_what_is_left_of_those_in_progress() -> None:
-    with driving(author("llama", 4), clock=(clock := Ticking())) as drive:
+    with driving(author("llama", 4), clock=(clock := VirtualClock(0.001))) as drive:
         drive.submit("3", seed=1, num_inference_steps=5)
         drive.finish()
         clock.pass_by(2.0)  # until the next report

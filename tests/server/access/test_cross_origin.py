@@ -1,6 +1,5 @@
 """What a foreign web page can make a browser do to a server without API keys: nothing."""
 
-import asyncio
 import base64
 import hashlib
 import re
@@ -15,7 +14,7 @@ from carpool.config import ServeSettings
 from carpool.errors import SettingRejected
 from carpool.server.app import create_app
 from carpool.server.routes.docs_page import page
-from support.app import Grey, client_of, fleet_of, idle_jobs, refusal
+from support.app import Grey, answer_of, fleet_of, idle_jobs, refusal
 from support.endpoints import ENDPOINT
 
 BODY = b'{"prompt": "a"}'
@@ -39,12 +38,8 @@ def ask(
     **settings: Any,
 ) -> httpx2.Response:
     """One request to the application; `url` gives scheme and Host."""
-
-    async def talk() -> httpx2.Response:
-        async with client_of(app_with(ServeSettings(**settings)), url) as client:
-            return await client.request(method, path, headers=dict(headers), content=content)
-
-    return asyncio.run(talk())
+    app = app_with(ServeSettings(**settings))
+    return answer_of(app, method, path, url, headers=dict(headers), content=content)
 
 
 def draw(headers: Any = (), **more: Any) -> httpx2.Response:

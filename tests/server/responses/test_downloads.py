@@ -10,7 +10,7 @@ import pytest
 from carpool.config import ServeSettings
 from carpool.server.access.signed_links import SignedFiles
 from carpool.server.app import create_app
-from support.app import Grey, app_of, client_of, fleet_of, idle_jobs, refusal, shared_app
+from support.app import Grey, answer_of, app_of, client_of, fleet_of, idle_jobs, refusal, shared_app
 from support.endpoints import ENDPOINT
 
 GETS = sorted(
@@ -138,14 +138,6 @@ async def test_a_file_that_is_gone_is_not_found(
 # HEAD, and methods that a path does not have
 
 
-def one(method: str, path: str) -> httpx2.Response:
-    async def talk() -> httpx2.Response:
-        async with client_of(shared_app()) as client:
-            return await client.request(method, path)
-
-    return asyncio.run(talk())
-
-
 def test_the_head_of_a_file_is_that_of_the_whole_file() -> None:
     whole, answers = asked({}, {"range": "bytes=0-4"}, method="HEAD")
 
@@ -157,7 +149,7 @@ def test_the_head_of_a_file_is_that_of_the_whole_file() -> None:
 
 @pytest.mark.parametrize("path", [*sorted(set(GETS) - OF_THE_WORKER), "/docs", "/openapi.json"])
 def test_whatever_can_be_got_has_a_head(path: str) -> None:
-    got, head = one("GET", path), one("HEAD", path)
+    got, head = (answer_of(shared_app(), method, path) for method in ("GET", "HEAD"))
 
     assert (head.status_code, head.content) == (got.status_code, b"")
     assert head.headers["content-type"] == got.headers["content-type"]
@@ -177,7 +169,7 @@ def test_heads_are_not_in_the_document() -> None:
      ("PUT", "/v1/files/x", "GET, HEAD"), ("BREW", "/openapi.json", "GET, HEAD")],
 )  # fmt: skip
 def test_a_wrong_method_is_told_the_right_ones(method: str, path: str, allow: str) -> None:
-    answer = one(method, path)
+    answer = answer_of(shared_app(), method, path)
 
     assert (answer.status_code, answer.headers["allow"]) == (405, allow)
     assert method == "HEAD" or refusal(answer)["code"] == "method_not_allowed"

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from carpool.request.card import Task
 from support.app import AppClient, open_app
@@ -20,13 +19,8 @@ from support.artifacts_app import (
     SOUND,
     Making,
 )
+from support.pictures import png
 from support.video_app import url_of
-
-
-def png() -> bytes:
-    out = io.BytesIO()
-    Image.new("RGB", (16, 16), "red").save(out, "PNG")
-    return out.getvalue()
 
 
 async def completed(opened: AppClient, body: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +44,11 @@ async def test_a_mesh_of_a_picture_is_a_job_with_a_file_of_the_format_that_was_a
     worker = Making(OF_PICTURES)
 
     async with open_app(worker) as opened:
-        body = {"input_reference": {"image_url": url_of(png())}, "seed": 5, "output_format": format}
+        body = {
+            "input_reference": {"image_url": url_of(png(16, 16))},
+            "seed": 5,
+            "output_format": format,
+        }
         job = await completed(opened, body | {"num_inference_steps": 3})
         content = await opened.http.get(f"{MESHES}/{job['id']}/content")
         part = await opened.http.get(

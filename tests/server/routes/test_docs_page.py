@@ -1,6 +1,5 @@
 """`GET /docs` and docs/http.md: each route has an example, and the examples are taken."""
 
-import asyncio
 import json
 import shlex
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from carpool.config import ServeSettings
 from carpool.server.app import create_app
 from carpool.server.routes.docs_page import curl, sample
-from support.app import Grey, client_of, fleet_of, idle_jobs
+from support.app import Grey, answer_of, fleet_of, idle_jobs
 
 APP = create_app(fleet_of(Grey()), ServeSettings(), idle_jobs())
 DOCUMENT = APP.openapi()
@@ -24,11 +23,7 @@ OPERATIONS = [
 
 
 def send(method: str, path: str, body: Any) -> httpx2.Response:
-    async def talk() -> httpx2.Response:
-        async with client_of(APP, "http://127.0.0.1") as client:
-            return await client.request(method, path, json=body)
-
-    return asyncio.run(talk())
+    return answer_of(APP, method, path, "http://127.0.0.1", json=body)
 
 
 @pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS)
