@@ -13,6 +13,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import diffusers
@@ -114,6 +115,8 @@ def _status(name: str) -> Status:
     cls = getattr(diffusers, name)
     if missing := sorted({*getattr(cls, "_backends", ())} - {"torch", "transformers"}):
         return Status(name, "refused", f"needs {', '.join(missing)}, not installed here", "")
+    if not isinstance(cls.__call__, FunctionType):
+        return Status(name, "refused", "it has no `__call__`, but a method for each task", "")
     denoisers = ", ".join(_denoisers(cls))
     tested = from_tests().get(name)
     rows = sorted(row for row, entry in proof().items() if entry["pipeline"] == name)

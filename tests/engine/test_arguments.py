@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline, DPMSolverSDEScheduler, EulerAncestralDiscreteScheduler
+from diffusers import DiffusionPipeline, EulerAncestralDiscreteScheduler
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
@@ -195,7 +195,6 @@ DRESSES: dict[str, tuple[str, Dress]] = {
     "fused qkv": ("flux", lambda pipe: pipe.transformer.fuse_qkv_projections()),
     "freeu": ("sd15", lambda pipe: pipe.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4)),
     "ancestral": ("sd15", lambda pipe: dressed(pipe, EulerAncestralDiscreteScheduler)),
-    "sde": ("sd15", lambda pipe: dressed(pipe, DPMSolverSDEScheduler)),
 }
 QUICK = {"float8 vae", "fused qkv", "ancestral"}
 
@@ -213,8 +212,6 @@ def dressed(pipe: Any, scheduler: Any) -> None:
 )
 def test_modules_in_unusual_dress_give_what_they_give_alone(name: str) -> None:
     family, dress = DRESSES[name]
-    if name == "sde":
-        pytest.importorskip("torchsde")
     pipe, judge = fresh(family), fresh(family)
     for one in (pipe, judge):
         dress(one)

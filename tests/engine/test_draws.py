@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from carpool.engine import random_state
 from support.engine_driver import Drive, Recorder, driving, fresh, gap
-from support.isolation import build
+from support.isolation import OneNet, build
 from support.tiny import ARGUMENTS, tiny_pipeline
 
 DRAW: dict[str, Callable[[Tensor], Any]] = {  # names are bound before any engine runs
@@ -48,12 +48,8 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
         return y if self.draws is None else y + DRAW[self.draws](y)
 
 
-class Noisy(DiffusionPipeline):  # type: ignore[misc]
+class Noisy(OneNet):
     """Draws before, between and after the calls of its denoiser, too."""
-
-    def __init__(self, net: Net) -> None:
-        super().__init__()
-        self.register_modules(net=net)
 
     def __call__(
         self,

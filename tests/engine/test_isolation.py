@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline, ModelMixin
+from diffusers import ModelMixin
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from carpool.engine.containment import EngineLost
 from carpool.engine.model import load as load_module
 from carpool.errors import LoadFailed
 from support.engine_driver import Recorder, driving, fresh
-from support.isolation import differences, state_of
+from support.isolation import OneNet, differences, state_of
 
 
 def add_one(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -70,12 +70,8 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
 Write = Callable[[Any], object]
 
 
-class Meddler(DiffusionPipeline):  # type: ignore[misc]
+class Meddler(OneNet):
     """Calls its denoiser a few times; what it is told to do to it happens after the first."""
-
-    def __init__(self, net: Net) -> None:
-        super().__init__()
-        self.register_modules(net=net)
 
     def __call__(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline, ModelMixin
+from diffusers import ModelMixin
 from diffusers.configuration_utils import ConfigMixin
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from carpool.engine import switches
 from support.engine_driver import Recorder, driving
+from support.isolation import OneNet
 
 THREADS = torch.get_num_threads()
 SCALE: ContextVar[float] = ContextVar("SCALE", default=1.0)
@@ -149,12 +150,8 @@ WITH: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-class Turning(DiffusionPipeline):  # type: ignore[misc]
+class Turning(OneNet):
     """Calls its denoiser inside of a context, and tells what it sees itself after each call."""
-
-    def __init__(self, net: Net) -> None:
-        super().__init__()
-        self.register_modules(net=net)
 
     def __call__(
         self,

@@ -49,6 +49,21 @@ def test_a_folder_that_peft_wrote_has_the_scaling_of_its_config(tmp_path: Path) 
     assert gap(picture, pictures(pipe, "flux")) < CLOSE
 
 
+def test_a_file_that_a_denoiser_saved_has_the_scaling_of_its_header(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    pipe: Any = fresh("flux")
+    config = LoraConfig(target_modules=["to_q"], init_lora_weights=False, use_rslora=True)
+    torch.manual_seed(3)
+    pipe.transformer.add_adapter(config)
+    pipe.transformer.save_lora_adapter(tmp_path / "saved", adapter_name="default")
+
+    with driving("flux", lora=(f"saved={tmp_path / 'saved'}",)) as drive:
+        picture, _ = by_carpool(drive, [{"id": "saved"}], "flux")
+
+    assert gap(picture, pictures(pipe, "flux")) < CLOSE
+
+
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
 def test_an_adapter_is_beside_one_that_was_loaded_before(kind: str, tmp_path: Path) -> None:
     first = write(tmp_path / "first.safetensors", flux())

@@ -21,6 +21,14 @@ from support.tiny.newest import components
 from support.tiny.parts import drawn
 
 
+class OneNet(diffusers.DiffusionPipeline):  # type: ignore[misc]
+    """A pipeline of one module; what it does is a test's own."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.register_modules(net=net)
+
+
 def build(make: Callable[[], diffusers.DiffusionPipeline]) -> diffusers.DiffusionPipeline:
     """A pipeline with the same weights at every call, quiet and in eval mode."""
     with torch.random.fork_rng(devices=[]):

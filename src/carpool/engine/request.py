@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from carpool.engine.containment import TurnStage
 from carpool.engine.describe import Descriptions
 from carpool.engine.fiber import Fiber, Raised, Returned
+from carpool.engine.foreign_code import is_of_a_library
 from carpool.engine.intercept import Call
 from carpool.engine.isolation import RequestContext
 from carpool.engine.journal import Journal
@@ -155,8 +156,8 @@ class RequestState:
         context.names, context.note_texts = effects.arguments.keys(), effects.tokenizes
         rounded = rounded_size(card, task, request.arguments)
         self.warnings += [*request.warnings, *([rounded] if rounded else [])]
-        if request.prompt_weights is None and task.makes != "text":
-            for name in PROMPTS:
+        if request.prompt_weights is None and task.makes != "text" and is_of_a_library(type(pipe)):
+            for name in PROMPTS:  # a class of the user's own may read weights by itself
                 self.warnings += weights_warning(request.arguments.get(name), name, card)
 
     def start(self, view: Any, context: RideContext, body: Callable[[], Any], now_s: float) -> None:

@@ -39,6 +39,8 @@ pytestmark = pytest.mark.filterwarnings(
 FAMILIES = ("flux", "sdxl")
 DENOISER = {"flux": "transformer", "sdxl": "unet"}
 CLEAR = 100 * CLOSE  # the least that an adapter must change a pixel
+A: AdapterScales = (("a", 1.0),)
+B: AdapterScales = (("b", 2.0),)
 
 PASSENGERS: dict[str, tuple[int, list[dict[str, Any]] | None, int]] = {  # turn, adapters, steps
     "plain": (0, None, 5),
@@ -274,35 +276,21 @@ def test_what_is_added_lands_on_the_right_rows(
     assert (output - wanted).abs().max() < 1e-4
 
 
-def test_neighbours_with_the_same_adapter_are_one_run() -> None:
-    applied: tuple[AdapterScales, ...] = (
-        (), (("a", 1.0),), (("a", 1.0), ("b", 2.0)), (("b", 2.0),),
-    )  # fmt: skip
-
-    found = plan(applied, (1, 2, 1, 2))
-
-    assert found is not None
-    assert [(run.name, run.begin, run.end) for run in found.runs] == [("a", 1, 4), ("b", 3, 6)]
-
-
-def test_calls_whose_adapters_are_in_other_orders_are_runs_of_their_own() -> None:
-    one, other = (("a", 1.0), ("b", 2.0)), (("b", 2.0), ("a", 1.0))
-
-    found = plan((one, other), (1, 2))
+@pytest.mark.parametrize(
+    ("applied", "rows", "is_exact", "runs"),
+    [
+        (((), A, A + B, B), (1, 2, 1, 2), False, [("a", 1, 4), ("b", 3, 6)]),
+        ((A + B, B + A), (1, 2), False, [("a", 0, 1), ("b", 0, 1), ("b", 1, 3), ("a", 1, 3)]),
+        ((A, A, ()), (1, 2, 1), True, [("a", 0, 1), ("a", 1, 3)]),  # each call is a run of its own
+    ],
+)
+def test_runs_are_neighbours_with_the_same_adapters_in_the_same_order(
+    applied: tuple[AdapterScales, ...], rows: tuple[int, ...], is_exact: bool, runs: list[Any]
+) -> None:
+    found = plan(applied, rows, is_exact=is_exact)
 
     assert found is not None
-    assert [(run.name, run.begin, run.end) for run in found.runs] == [
-        ("a", 0, 1), ("b", 0, 1), ("b", 1, 3), ("a", 1, 3),
-    ]  # fmt: skip
-
-
-def test_in_exact_numerics_each_call_is_a_run_of_its_own() -> None:
-    applied: tuple[AdapterScales, ...] = ((("a", 1.0),), (("a", 1.0),), ())
-
-    found = plan(applied, (1, 2, 1), is_exact=True)
-
-    assert found is not None
-    assert [(run.begin, run.end) for run in found.runs] == [(0, 1), (1, 3)]
+    assert [(run.name, run.begin, run.end) for run in found.runs] == runs
 
 
 def test_adapters_of_all_kinds_have_the_same_bits_alone_and_together(tmp_path: Path) -> None:

@@ -6,27 +6,23 @@ from typing import Any
 import accelerate  # type: ignore[import-untyped]
 import pytest
 import torch
-from diffusers import FirstBlockCacheConfig, PyramidAttentionBroadcastConfig
-from diffusers.hooks import (
-    apply_first_block_cache,
-    apply_layerwise_casting,
-    apply_pyramid_attention_broadcast,
-)
+from diffusers import FirstBlockCacheConfig, TaylorSeerCacheConfig
+from diffusers.hooks import apply_first_block_cache, apply_layerwise_casting
 
+from carpool.config import EngineSettings
 from carpool.engine.model.hooks import refuse_what_breaks
+from carpool.engine.model.load import load
 from carpool.errors import LoadFailed
 from support.engine_driver import fresh
+from support.isolation import OneNet
 
 
 def first_block_cache(module: Any) -> None:
     apply_first_block_cache(module, FirstBlockCacheConfig(threshold=0.2))
 
 
-def attention_broadcast(module: Any) -> None:
-    config = PyramidAttentionBroadcastConfig(
-        spatial_attention_block_skip_range=2, current_timestep_callback=lambda: 500
-    )
-    apply_pyramid_attention_broadcast(module, config)
+def taylor_seer(module: Any) -> None:
+    module.enable_cache(TaylorSeerCacheConfig())
 
 
 def cpu_offload(module: Any) -> None:
@@ -37,7 +33,7 @@ def cpu_offload(module: Any) -> None:
     ("apply", "message"),
     [
         (first_block_cache, r"transformer\.\S+ has a FBC\w+, a step cache that mixes up requests"),
-        (attention_broadcast, r"transformer\.\S+ has a Pyramid\w+, a step cache"),
+        (taylor_seer, r"transformer\.\S+ has a Taylor\w+, a step cache .* disable_cache\(\)"),
         (cpu_offload, r"transformer\S* is offloaded sequentially: use group offload"),
     ],
 )
@@ -58,3 +54,8 @@ def test_hooks_without_a_state_are_served() -> None:
     pipe.vae.enable_group_offload(cpu, cpu, offload_type="leaf_level")
 
     refuse_what_breaks(pipe)
+
+
+def test_a_pipeline_that_cannot_be_called_is_refused_by_name() -> None:
+    with pytest.raises(LoadFailed, match="OneNet has no __call__: load a pipeline of one task"):
+        load(OneNet(fresh("sd15").unet), EngineSettings(device="cpu"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline, ModelMixin
+from diffusers import ModelMixin
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.hooks import apply_group_offloading
 from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from carpool.engine.model.pins import _owner
 from support.engine_driver import driving
+from support.isolation import OneNet
 
 WALKS = [0]  # not on the module, where it would be a change by the request
 
@@ -42,12 +43,8 @@ class OfFlux:
     __module__ = pipeline_flux.__name__
 
 
-class Asking(OfFlux, DiffusionPipeline):  # type: ignore[misc]
+class Asking(OfFlux, OneNet):
     """Asks at every step; what it is told to do to its module happens before the second."""
-
-    def __init__(self, net: Net) -> None:
-        super().__init__()
-        self.register_modules(net=net)
 
     def __call__(
         self,

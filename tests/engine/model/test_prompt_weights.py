@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("compel")
 
 from compel import Compel, CompelForSD, CompelForSDXL, ReturnedEmbeddingsType
+from diffusers import StableDiffusionPipeline
 from safetensors.torch import save_file
 
 from carpool.types import Request
@@ -135,11 +136,17 @@ def test_a_word_of_an_embedding_file_has_all_its_vectors(tmp_path: Path) -> None
 
 
 def test_a_prompt_that_looks_weighted_is_warned_about_where_it_was_not_asked_for() -> None:
+    prompt, arguments = "a (red:1.5) circle", arguments_of("sd15")
     with driving("sd15") as drive:
-        silent = asked(drive, "a (red:1.5) circle", prompt_weights=None, **arguments_of("sd15"))
-        chosen = asked(drive, "a (red:1.5) circle", prompt_weights=False, **arguments_of("sd15"))
+        silent = asked(drive, prompt, prompt_weights=None, **arguments)
+        chosen = asked(drive, prompt, prompt_weights=False, **arguments)
+        drive.finish()
+    own_class = type("Own", (StableDiffusionPipeline,), {})  # it may read weights by itself
+    with driving(own_class(**fresh("sd15").components, requires_safety_checker=False)) as drive:
+        own = asked(drive, prompt, prompt_weights=None, **arguments)
         drive.finish()
 
     [warning] = silent.outcomes[0].warnings
     assert warning.startswith('prompt has "(red:1.5)", drawn as words: send prompt_weights=true')
     assert not chosen.outcomes[0].warnings
+    assert not own.outcomes[0].warnings

@@ -1,13 +1,16 @@
 """Callbacks and helpers that requests bring: which keep their request from a shared ride."""
 
 import functools
+import io
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
+from PIL import Image
 
+from support.pictures import png
 from support.reach import judge, stepping, written
 
 PIPE = stepping()
@@ -207,6 +210,7 @@ class Global(Controller):
         (lambda net: net.weight.mul_(2), True),  # of two in a line the source is in doubt
         (lambda net: setattr(net, "gain", 3.0), True),
         (lambda x: x + 1, False),
+        (Image.open(io.BytesIO(png())), False),  # not read yet
     ],
 )
 def test_objects_that_a_request_brings_are_walked(helper: Any, is_private: bool) -> None:

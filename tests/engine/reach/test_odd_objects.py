@@ -161,15 +161,7 @@ def test_a_function_may_have_defaults_of_parameters_that_it_lacks() -> None:
 
 
 @pytest.mark.parametrize("index", range(len(ODD)))
-def test_nothing_is_raised_whatever_a_request_brings(index: int) -> None:
-    pipe = stepping()
-
-    for name in ("helper", "callback_on_step_end"):
-        assert isinstance(private_reasons(pipe, {name: ODD[index]}), list)
-
-
-@pytest.mark.parametrize("index", range(len(ODD)))
-def test_nothing_is_raised_whatever_a_pipeline_is_or_holds(index: int) -> None:
+def test_nothing_is_raised_whatever_a_request_brings_or_a_pipeline_is_or_holds(index: int) -> None:
     pipe = stepping(lambda self, x, t: self.odd(x).a[0].b(self.odd))
     vars(pipe)["odd"] = ODD[index]
     net = stepping()
@@ -177,6 +169,8 @@ def test_nothing_is_raised_whatever_a_pipeline_is_or_holds(index: int) -> None:
 
     for one in (pipe, net, ODD[index]):
         assert isinstance(private_reasons(one), list)
+    for name in ("helper", "callback_on_step_end"):
+        assert isinstance(private_reasons(stepping(), {name: ODD[index]}), list)
 
 
 @given(st.lists(st.sampled_from(range(len(ODD))), max_size=4), st.booleans())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from carpool.engine.adapters.loading import INSIDE, JOINED, Load
 from carpool.engine.adapters.parts import Part, part_of, sizes_of
@@ -205,21 +205,16 @@ class AdapterReader:
             part = part_of(layer, INSIDE, real, span)
         except LoraRejected as error:
             raise LoraRejected(f"{where}: {error}") from None
-        weights: list[Tensor] = [*part.down.parameters(), *part.up.parameters()]
-        weights += [] if part.magnitude is None else [part.magnitude]
-        if any(weight.is_meta for weight in weights):  # PEFT found no weights for it
+        weights = [*part.down.parameters(), *part.up.parameters()]
+        magnitude = part.magnitude
+        if any(w.is_meta for w in (*weights, magnitude) if w is not None):  # PEFT found no weights
             raise LoraRejected(f"the weights for {where} are not complete")
         with beside(self._device):  # does not wait for the running forward
-            for module in (part.down, part.up):
-                for weight in module.parameters():
-                    # copied: on a CPU they map the file, which may be written or truncated
-                    weight.requires_grad_(False).data = weight.to(
-                        self._device, part.dtype, copy=True
-                    )
-            magnitude = part.magnitude
+            for weight in weights:
+                # copied: on a CPU they map the file, which may be written or truncated
+                weight.requires_grad_(False).data = weight.to(self._device, part.dtype, copy=True)
             if magnitude is not None:
                 magnitude = magnitude.to(self._device, part.dtype, copy=True)
-            weights = [*part.down.parameters(), *part.up.parameters()]
             fits = all(bool(weight.isfinite().all()) for weight in weights)
         if not fits:
             raise LoraRejected(f"the weights for {where} do not fit into {part.dtype}")

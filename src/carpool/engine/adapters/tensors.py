@@ -93,7 +93,8 @@ class AdapterTensors:
         tensors = readable(self.tensors, component, paths)
         if tensors.keys() == self.tensors.keys():
             return self
-        config = {f"{component}.{name}": value for name, value in (self.config or {}).items()}
+        settings = (self.metadata or {}).items()  # without a prefix, if one module wrote the file
+        config = {name if "." in name else f"{component}.{name}": v for name, v in settings}
         return AdapterTensors(tensors, self.header, config or None, is_as_in_file=False)
 
     @property

@@ -26,15 +26,13 @@ def refuse_what_breaks(pipe: Any) -> None:
     for name, module in pipe.components.items():
         if not isinstance(module, nn.Module):
             continue
-        if getattr(module, "is_cache_enabled", False):
-            raise LoadFailed(f"{name} has a step cache, which mixes up requests: disable_cache()")
         for path, part in module.named_modules():
             where = f"{name}.{path}".rstrip(".")
             for hook in getattr(vars(part).get("_diffusers_hook"), "hooks", {}).values():
                 if getattr(hook, "_is_stateful", False):
                     raise LoadFailed(
                         f"{where} has a {type(hook).__name__}, a step cache that mixes up "
-                        "requests: load the pipeline without it"
+                        "requests: disable_cache(), or load the pipeline without it"
                     )
             if any(getattr(hook, "offload", False) for hook in _accelerate_hooks(part)):
                 raise LoadFailed(f"{where} is offloaded sequentially: use group offload instead")

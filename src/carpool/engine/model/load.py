@@ -80,6 +80,8 @@ def load(
         read_s = time.monotonic()
         pipe, settings = files.pipe, files.settings
         refuse_what_breaks(pipe)
+        if not callable(pipe):
+            raise LoadFailed(f"{type(pipe).__name__} has no __call__: load a pipeline of one task")
         if not dict(modules_of(pipe)):
             raise LoadFailed(f"{files.name} has no modules yet: call its load_components() first")
         for module in dict(modules_of(pipe)).values():

@@ -63,7 +63,8 @@ class Walk:
         Args:
             first: the first arguments of its functions, or of its methods after `self`.
         """
-        if is_plain(obj) or isinstance(obj, (type, *DATA)) or not depth:
+        is_picture = objects.package(type(obj)) == "PIL"  # it may hold its file until it is read
+        if is_plain(obj) or is_picture or isinstance(obj, (type, *DATA)) or not depth:
             return
         unknown = UNSEEN if self.is_brought else _ARGUMENT  # a caller may pass anything
         rest = EMPTY if kind == "own" or (self.is_brought and first) else unknown
