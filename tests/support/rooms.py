@@ -22,7 +22,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "engine": (13_800, 25_501),
     "schedule": (2_200, 2_200),
-    "fleet": (3_200, 3_952),
+    "fleet": (3_200, 3_948),
     "worker": (2_500, 2_971),
     "server": (5_000, 6_781),
     "compat": (1_300, 2_129),

@@ -113,17 +113,6 @@ class Members:
         states: set[WorkerState] = {handle.state for handle in self.handles}
         return next((state for state in _ORDER if state in states), "stopped")
 
-    def shown(self, requests: Callable[[int], int]) -> list[dict[str, Any]]:
-        """Each worker: its number, device, state, requests, and its load error."""
-        rows = list[dict[str, Any]]()
-        for member in self:
-            number, state = member.number, member.handle.state
-            facts = {"error": member.error, "model_digest": self.model_of(number)}
-            row = {"worker": number, "device": member.device, "state": state}
-            row |= {"requests": requests(number)}
-            rows.append(row | {name: text for name, text in facts.items() if text})
-        return rows
-
     def model_of(self, number: int) -> str:
         """A digest of the model that a worker loaded last; empty: unknown."""
         member = self._members.get(number)
@@ -204,11 +193,11 @@ class Members:
 
     async def statistics(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Sums, and for every ready worker its row and its statistics."""
-        workers, row_of = list[dict[str, Any]](), {row["worker"]: row for row in rows}
-        for member in self:
+        workers = list[dict[str, Any]]()
+        for member, row in zip(self, rows, strict=True):
             with contextlib.suppress(CarpoolError):  # it died or is loading
                 if member.handle.state in ("ready", "draining"):
-                    workers.append(row_of[member.number] | await member.handle.statistics())
+                    workers.append(row | await member.handle.statistics())
         keys = ("waiting", "running", "requests")
         return {**{key: sum(worker[key] for worker in workers) for key in keys}, "workers": workers}
 

@@ -111,8 +111,15 @@ class Pool:
 
     def workers(self) -> list[dict[str, Any]]:
         """Each worker: its number, device, state, requests, and its load error."""
-        workers = self._members.shown(self._queue.requests_of)
-        return [worker | {"ranks": self.ranks} for worker in workers] if self.ranks > 1 else workers
+        rows = list[dict[str, Any]]()
+        for member in self._members:
+            number, state = member.number, member.handle.state
+            row = {"worker": number, "device": member.device, "state": state}
+            row |= {"requests": self._queue.requests_of(number)}
+            facts: dict[str, Any] = {"model_digest": self._members.model_of(number)}
+            facts |= {"error": member.error, "ranks": self.ranks if self.ranks > 1 else None}
+            rows.append(row | {name: fact for name, fact in facts.items() if fact})
+        return rows
 
     # Start and stop
 
