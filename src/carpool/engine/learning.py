@@ -1,8 +1,8 @@
 """Learn the durations of forwards, and the overhead of the loop and of the pipelines' own code.
 
-Seconds are recorded after each forward and each turn. New kinds and widths, and long forwards, are
-learned from at once; later, short forwards are learned from in batches: a fit takes as long for one
-forward as for many.
+Seconds are recorded after each forward and each turn, and learned from in batches: a fit takes as
+long for one forward as for many. A batch ends when the forwards of a width have doubled in number,
+and after long forwards.
 """
 
 from collections import Counter
@@ -20,7 +20,6 @@ from carpool.telemetry.histograms import Histogram, histogram, statistics_of
 
 LEARN_EVERY = 32  # forwards in a batch,
 LEARN_EVERY_S = 0.25  # or seconds of forwards in a batch
-KNOWN_WELL = 8  # forwards of a kind and width before batches are used
 
 
 class CostLearning:
@@ -76,7 +75,7 @@ class CostLearning:
             self._ran_s += seconds
             source = ran, width_of(widths)
             self._times_run[source] = times = self._times_run[source] + 1
-            self._is_news |= times <= KNOWN_WELL
+            self._is_news |= times & (times - 1) == 0
 
     def turn(
         self, kind: CallKind, calls: int, loop_s: float, fiber_s: float, longest_s: float

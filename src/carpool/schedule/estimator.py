@@ -129,16 +129,17 @@ class Curve:
         expected = log(self._remembered_s(rows)) if is_first else 0.0
         with self._lock:
             runs = self._runs.setdefault(rows, deque(maxlen=HALF_LIFE))
+            is_measured = len(runs) >= RECENT  # enough runs to estimate the speed
             for run in [_Run(log(run_s), None) for run_s in seconds]:
-                if len(runs) >= RECENT:  # enough runs to estimate the speed
+                if is_measured:
                     run.slowdown = run.seconds - self._medians[rows]
                 self.speed.learn(run)
                 if is_first and is_expected and not runs:  # a first run may allocate, compile, ...
                     run.seconds = min(run.seconds, expected + run.seconds - run.baseline)
                     run.baseline = min(run.baseline, expected)
-                self._total += 1
                 runs.append(run)
-                self._medians[rows] = statistics.median([run.baseline for run in runs])
+            self._total += len(seconds)
+            self._medians[rows] = statistics.median([run.baseline for run in runs])
             self._counts[rows] = min(HALF_LIFE, self.runs(rows) + len(seconds)), self._total
             self._max_measured = max(self._max_measured, rows)
             self._is_stale = True
