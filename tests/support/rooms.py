@@ -20,7 +20,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_501),
+    "engine": (13_800, 25_489),
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 3_948),
     "worker": (2_500, 2_971),

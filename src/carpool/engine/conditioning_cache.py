@@ -29,8 +29,9 @@ from carpool.engine.execute import Failure, RunCalls
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
 from carpool.engine.intercept import Call
 from carpool.engine.language.parts import WRITING
+from carpool.engine.nested import tensors_in
 from carpool.engine.overlay.module_state import TreeState
-from carpool.engine.probation.snapshot import shares_memory, tensors_in, versions
+from carpool.engine.probation.snapshot import shares_memory, versions
 from carpool.engine.request import RequestState
 from carpool.engine.serialization import Unpackable, copied
 from carpool.engine.switches import of_torch

@@ -84,8 +84,10 @@ class Describer:
         # other targets are created for each call: their `id` is not stable
         is_lasting = target.spec is not None and not target.is_exclusive
         cached = descriptions.get(id(target), ()) if is_lasting else ()
-        description = next((entry for entry in cached if entry.holds_for(call)), None)
-        if description is None:
+        for description in cached:
+            if description.holds_for(call):
+                break
+        else:
             call = self._probation.infer_spec(call)
             if call.target.spec is None and target.method not in WRITING:
                 self._log_once(target)

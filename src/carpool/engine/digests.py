@@ -35,9 +35,8 @@ class Digests:
                 raw = repr((axis, [self.of(part) for part in parts])).encode()
             else:
                 source = source_of(value)
-                flat = (value if source is None else source).detach().reshape(-1).cpu()
-                flat = flat.clone(memory_format=torch.contiguous_format)  # expanded: strides of 0
-                raw = flat.view(torch.uint8).numpy().tobytes()
+                entries = raw_bytes(value if source is None else source).cpu()
+                raw = entries.clone().numpy().tobytes()  # `numpy` marks a storage as shared
             version_and_digest = (version, hashlib.blake2b(raw, digest_size=16).digest())
             self._digests[value] = version_and_digest
         return value.dtype, value.device, tuple(value.shape), version_and_digest[1]
@@ -53,6 +52,14 @@ class Digests:
         if isinstance(value, (list, tuple)):
             return tuple(self.content(entry) for entry in value)
         return repr(value)
+
+
+def raw_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor's entries in order, on its device."""
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    if flat.numel() and flat.stride(0) != 1:  # one expanded entry: torch calls that contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def flag(value: Any, of: Callable[[Tensor], Hashable] | None = None) -> Hashable:

@@ -21,8 +21,8 @@ from torch import Tensor
 from carpool.config import FAULT_VARIABLE
 from carpool.engine.containment import RequestStage, TurnStage
 from carpool.engine.execute import RunCalls
+from carpool.engine.nested import mapped
 from carpool.engine.request import RequestState
-from carpool.engine.serialization import mapped
 from carpool.errors import InvalidValue
 
 POINTS = ("forward", "turn", *get_args(RequestStage), *get_args(TurnStage))

@@ -24,14 +24,15 @@ from torch import Tensor
 
 from carpool.engine import serialization
 from carpool.engine.containment import TurnStage
+from carpool.engine.digests import raw_bytes
 from carpool.engine.identity import identity_of_answers
 from carpool.engine.intercept import Call
 from carpool.engine.language.own_cache import OwnCache
 from carpool.engine.language.parts import PREFILL
 from carpool.engine.model.device import Device
 from carpool.engine.model.loaded import LoadedPipeline
+from carpool.engine.nested import tensors_in
 from carpool.engine.observe.timeline import Timeline
-from carpool.engine.probation.snapshot import tensors_in
 from carpool.types import CheckedRequest, JournalEntry, Phase
 
 log = logging.getLogger("carpool")
@@ -337,8 +338,8 @@ def _content(value: Any) -> str:
         size = getattr(value, "size", "")
         return f"{form}{size}{hashlib.blake2b(value.tobytes()).hexdigest()}"
     if isinstance(value, Tensor):
-        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return f"{_form(value)}{hashlib.blake2b(raw.data).hexdigest()}"
+        raw = raw_bytes(value).cpu().numpy().data
+        return f"{_form(value)}{hashlib.blake2b(raw).hexdigest()}"
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(_content, value))}]"
     if isinstance(value, Mapping):

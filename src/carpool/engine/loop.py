@@ -301,7 +301,7 @@ class EngineCore:
         self.loaded.device.enter(self.loaded.parameters)
         torch.set_grad_enabled(False)  # thread-wide, kept: fibers would switch it under us
         self._installation.install()
-        self.running.rides.walk()
+        self.running.prepare()
 
     def leave(self) -> None:
         """End all requests and restore the modules."""
@@ -317,10 +317,9 @@ class EngineCore:
         """Make one turn: admit, choose, run, resume. False if there was nothing to run."""
         if self.stages.has_faults:
             self.stages.reach("turn")
-        began_s, forward_s = self._clock(), 0.0
+        began_s, forward_s = self.heartbeat.beat(), 0.0
         self.running.fiber_s = self.running.longest_s = 0.0
         self.running.have_advanced = False
-        self.heartbeat.beat()
         if self._queue.has_news:
             self.running.take_news()
         if self.running.postponed:

@@ -54,7 +54,7 @@ class ModelRunner:
         loaded, settings = parts.loaded, parts.settings
         self._loaded, self._device, self._stages = loaded, loaded.device, parts.stages
         self._device_can_lag = loaded.device.is_accelerator
-        self._clock, self._heartbeat, self._watch = parts.clock, parts.heartbeat, parts.watch
+        self._heartbeat, self._watch = parts.heartbeat, parts.watch
         self._adapters, self._interception = parts.adapters, parts.installation.interception
         self._scheduler, self._sweeps = scheduler, parts.sweeps
         self._conditioning = parts.conditioning
@@ -137,8 +137,7 @@ class ModelRunner:
                 self._watch.start()
             rows = [state.rows for state in states]
             expected_s = self._stages.contain("predict", None, self._scheduler.expected_s, rows)
-            self._heartbeat.beat(expected_s)
-            began_s, spent_s = self._clock(), -self._forward_clock()
+            began_s, spent_s = self._heartbeat.beat(expected_s), -self._forward_clock()
             token = IN_FORWARD.set(states)
             try:
                 if any(state.call.lora for state in states):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from carpool.engine.intercept import Call
 from carpool.engine.language.parts import BLOCK, PREFILL, WRITING
-from carpool.engine.probation.snapshot import tensors_in
+from carpool.engine.nested import tensors_in
 from carpool.engine.request import RequestState
 from carpool.request.card import TEXT, Card
 from carpool.request.enhancement import writer_of

@@ -22,6 +22,7 @@ from carpool.engine.model.preview import PreviewSender
 from carpool.engine.model.samplers import exchanged
 from carpool.engine.model.text_pipeline import TextPipeline
 from carpool.engine.model.view import call, view
+from carpool.engine.observe.no_effect import unread_parameters
 from carpool.engine.parts import EngineParts
 from carpool.engine.pipeline_errors import error_of, to_api_error
 from carpool.engine.private_ride import PrivateContext
@@ -72,6 +73,13 @@ class RunningRequests:
         """The requests that wait for a forward."""
         states = self.by_number.values() if self.private is None else [self.private]
         return [state for state in states if state.is_parked]
+
+    def prepare(self) -> None:
+        """Do in advance what the first request of each pipeline would wait for."""
+        self.rides.walk()
+        for task in self._loaded.originals:
+            cls: type = type(view(self._loaded, task))
+            unread_parameters(cls)
 
     def admit(self, states: Iterable[RequestState]) -> None:
         """Add requests that have left the queue, before the first of them starts."""
@@ -207,8 +215,7 @@ class RunningRequests:
 
     def _advance(self, state: RequestState, answer: Any) -> Any | None:
         """Run a pipeline until its next call or its end; returns an answer without a forward."""
-        began_s, failed_forward = self._clock(), None
-        self._heartbeat.beat()
+        began_s, failed_forward = self._heartbeat.beat(), None
         self.have_advanced = True
         if isinstance(answer, Failure):
             failed_forward = answer.error if state.is_parked else None
@@ -219,9 +226,9 @@ class RunningRequests:
         self.fiber_s += now_s - began_s
         self.longest_s = max(self.longest_s, now_s - began_s)
         context = state.context
-        changed = list(context.changes.names) if isinstance(context, RequestContext) else []
+        changed = context.changes.names if isinstance(context, RequestContext) else ()
         if changed and isinstance(outcome, Call | HostCall):
-            note = partial(self.rides.changed, state.request, changed)
+            note = partial(self.rides.changed, state.request, list(changed))
             self._do("start", self._go_private, state, note, now_s)
             return None
         if isinstance(outcome, Call):

@@ -16,6 +16,9 @@ from diffusers.utils import BaseOutput
 from torch import Tensor
 from transformers.utils import ModelOutput
 
+from carpool.engine.digests import raw_bytes
+from carpool.engine.nested import mapped
+
 _PLAIN = (bool, int, float, str, type(None))
 CopyToHost = Callable[[Tensor], Tensor]
 
@@ -45,19 +48,6 @@ def size(answer: Any) -> int:
     if type(answer) in _PLAIN:
         return 0
     raise Unpackable(f"a {type(answer).__name__}")
-
-
-def mapped(answer: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same answer with its tensors changed."""
-    if isinstance(answer, Tensor):
-        return change(answer)
-    if isinstance(answer, (tuple, list)):
-        return type(answer)([mapped(entry, change) for entry in answer])
-    if isinstance(answer, Mapping):  # transformers' and diffusers' outputs are ordered dicts
-        return type(answer)(**{name: mapped(entry, change) for name, entry in answer.items()})
-    if isinstance(answer, DiagonalGaussianDistribution):
-        return DiagonalGaussianDistribution(change(answer.parameters), answer.deterministic)
-    return answer
 
 
 def copied(answer: Any) -> Any:
@@ -107,9 +97,7 @@ def _packed(value: Any, to_host: CopyToHost) -> list[Any]:
         if is_dense and is_host and value.dtype is torch.float32:  # fast path for most answers
             raw = value.numpy(force=True).data.cast("B") if value.numel() else b""
         else:
-            there = value.detach() if is_host else to_host(value)
-            there = there.resolve_conj().resolve_neg()
-            raw = there.reshape(-1).view(torch.uint8).numpy().data
+            raw = raw_bytes(value if is_host else to_host(value)).numpy().data
         strides = [] if is_dense else list(value.stride())
         return ["t", _name(value.dtype), list(value.shape), strides, is_host, raw]
     if isinstance(value, (tuple, list)):

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from carpool.engine.containment import TurnStage
 from carpool.engine.intercept import Call
+from carpool.engine.nested import tensors_in
 from carpool.engine.observe.timeline import Timeline
-from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.serialization import copied
 from carpool.types import Phase
 

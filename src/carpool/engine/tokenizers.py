@@ -10,7 +10,7 @@ A fast tokenizer fails when two threads use it at once, so the other thread uses
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from carpool.engine.execute import Failure
 from carpool.engine.fiber import current_context, in_fiber, park
+from carpool.engine.nested import leaves_in
 
 LONG_TEXT = 1000  # characters; the slowest kind of text of this length takes 4 ms
 _METHODS = ("__call__", "encode", "tokenize", "apply_chat_template")
@@ -109,16 +110,4 @@ def _parking(cls: type, twin: PreTrainedTokenizerBase) -> type:
 
 def characters(value: Any) -> int:
     """The number of characters in a text, or in all texts of nested lists and dicts."""
-    return sum(map(len, texts_in(value)))
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """Yield the texts in nested lists and dicts."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from texts_in(entry)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from texts_in(entry)
+    return sum(map(len, leaves_in(value, str)))

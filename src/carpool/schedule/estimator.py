@@ -129,10 +129,9 @@ class Curve:
         expected = log(self._remembered_s(rows)) if is_first else 0.0
         with self._lock:
             runs = self._runs.setdefault(rows, deque(maxlen=HALF_LIFE))
-            is_measured = len(runs) >= RECENT  # enough runs to estimate the speed
-            for run in [_Run(log(run_s), None) for run_s in seconds]:
-                if is_measured:
-                    run.slowdown = run.seconds - self._medians[rows]
+            median = self._medians[rows] if len(runs) >= RECENT else None  # None: too few runs
+            for s in map(log, seconds):
+                run = _Run(s, None if median is None else s - median)
                 self.speed.learn(run)
                 if is_first and is_expected and not runs:  # a first run may allocate, compile, ...
                     run.seconds = min(run.seconds, expected + run.seconds - run.baseline)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from carpool.engine.execute import RunCalls
 from carpool.engine.model.device import Device
-from carpool.engine.probation.snapshot import tensors_in
+from carpool.engine.nested import tensors_in
 from carpool.engine.request import RequestState
 from carpool.types import Phase
 

@@ -29,7 +29,7 @@ from carpool.engine.model import sparse_wan
 from carpool.engine.model.files import class_of, modules_of, reading
 from carpool.engine.model.modular import call_plainly, silence, workflows
 from carpool.engine.model.single_file import weights_of
-from carpool.engine.probation.snapshot import tensors_in
+from carpool.engine.nested import tensors_in
 from carpool.errors import InvalidValue, LoadFailed
 from carpool.models.source import INDEXES, find, index_of, is_single_file
 from carpool_lab.plan.names import check_size, known, named, no_configs

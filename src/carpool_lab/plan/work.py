@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from carpool.engine.probation.snapshot import tensors_in
+from carpool.engine.nested import tensors_in
 from carpool.types import Phase, phase_of
 
 _PLAIN = Tensor, bool, int, float, str, type(None)

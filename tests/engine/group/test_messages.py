@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from carpool.engine.adapters.parts import Kronecker, Part, packed, unpacked
+from carpool.engine.digests import raw_bytes
 from carpool.engine.group import messages, packing
 from carpool.engine.group.packing import Packer, Unpacker
 from carpool.errors import PipelineFailed
@@ -36,7 +37,7 @@ class Wire:
         packed, new = self.packer.pack(value, "transformer.forward")
         sent = [packing.described(key, one, CPU) for key, one in new]
         forget = self.packer.forgotten()
-        self.broadcasts += [packing.bytes_of(one) for _, one in new if one.numel()]
+        self.broadcasts += [raw_bytes(one) for _, one in new if one.numel()]
         self.sent.append(len(new))
         body = messages.encode(
             messages.RunForward(1, "transformer", packed, sent, forget, None, {})

@@ -29,9 +29,10 @@ from torch.overrides import _get_current_function_mode_stack
 from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import AdapterPlan, Adapters
 from carpool.engine.adapters.parts import packed
+from carpool.engine.digests import raw_bytes
 from carpool.engine.group import context_parallel, messages, packing
+from carpool.engine.nested import tensors_in
 from carpool.engine.numerics import Exact
-from carpool.engine.probation.snapshot import tensors_in
 from carpool.errors import LoadFailed, PipelineFailed, named
 
 log = logging.getLogger("carpool")
@@ -238,7 +239,7 @@ class Followers:
         self._bytes += self._tell(message)
         for tensor in tensors:
             if tensor.device.type == self.device.type and tensor.numel():
-                dist.broadcast(packing.bytes_of(tensor), src=0)
+                dist.broadcast(raw_bytes(tensor), src=0)
                 self._bytes += tensor.nbytes
 
     def _compare(self, number: int, error: BaseException) -> None:

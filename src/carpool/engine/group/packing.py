@@ -8,13 +8,14 @@ at most `MAX_KEPT_BYTES`.
 """
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from carpool.engine.digests import raw_bytes
 from carpool.engine.group.messages import SentTensor
 from carpool.errors import PipelineFailed
 
@@ -60,10 +61,19 @@ class Packer:
         Raises:
             PipelineFailed: it holds an unsupported value; the packer is unchanged.
         """
-        _check(value, where)
+        tensors: list[tuple[dict[str, int], Tensor]] = []
+        try:
+            packed = _packed(value, self.device, tensors)
+        except _Unsendable as reason:
+            raise PipelineFailed(
+                f"{where} is given {reason}, which cannot be sent to the other ranks of "
+                "context_parallel: serve this with context_parallel=1"
+            ) from None
         self._bury()
         new: list[tuple[int, Tensor]] = []
-        return self._packed(value, new), new
+        for entry, tensor in tensors:
+            entry["t"] = self._key(tensor, new)
+        return packed, new
 
     def key_of(self, tensor: Tensor) -> int:
         """The key of a tensor in the last `pack`."""
@@ -77,20 +87,6 @@ class Packer:
             self._forget(self._entries.pop(identity).key)
         forgotten, self._forgotten = self._forgotten, []
         return forgotten
-
-    def _packed(self, value: Any, new: list[tuple[int, Tensor]]) -> Any:
-        if isinstance(value, Tensor):
-            return {"t": self._key(value, new)}
-        if isinstance(value, Mapping):
-            return {"d": {name: self._packed(entry, new) for name, entry in value.items()}}
-        if isinstance(value, (list, tuple)):
-            kind = "l" if isinstance(value, list) else "u"
-            return {kind: [self._packed(entry, new) for entry in value]}
-        if isinstance(value, torch.dtype):
-            return {"y": str(value).removeprefix("torch.")}
-        if isinstance(value, torch.device):
-            return {"v": value.type == self.device.type}
-        return value
 
     def _key(self, tensor: Tensor, new: list[tuple[int, Tensor]]) -> int:
         version = -1 if tensor.is_inference() else tensor._version
@@ -125,52 +121,43 @@ class Packer:
         self._forgotten.append(key)
 
 
-_PLAIN = (type(None), bool, float, str, torch.dtype, torch.device)
+class _Unsendable(Exception):
+    """A value that cannot be sent."""
 
 
-def _check(value: Any, where: str) -> None:
-    """Raise if a value holds anything that cannot be sent."""
+def _packed(value: Any, device: torch.device, tensors: list[tuple[dict[str, int], Tensor]]) -> Any:
+    """A value with empty entries in place of tensors, which are added to `tensors`."""
     if isinstance(value, Tensor):
-        if value.layout is torch.strided and not value.is_quantized:
-            return
-        description = f"a tensor of layout {value.layout}"
-    elif type(value) is dict:
-        if all(isinstance(name, str) for name in value):
-            for entry in value.values():
-                _check(entry, where)
-            return
-        description = "a dict with keys that are no text"
-    elif type(value) in (list, tuple, torch.Size):
-        for entry in value:
-            _check(entry, where)
-        return
-    elif isinstance(value, _PLAIN) or (isinstance(value, int) and abs(value) < 2**63):
-        return
-    else:
-        description = f"a {type(value).__name__}"
-    raise PipelineFailed(
-        f"{where} is given {description}, which cannot be sent to the other ranks of "
-        "context_parallel: serve this with context_parallel=1"
-    )
+        if value.layout is not torch.strided or value.is_quantized:
+            raise _Unsendable(f"a tensor of layout {value.layout}")
+        tensors.append(({}, value))
+        return tensors[-1][0]
+    if type(value) is dict:
+        if not all(isinstance(name, str) for name in value):
+            raise _Unsendable("a dict with keys that are no text")
+        return {"d": {name: _packed(entry, device, tensors) for name, entry in value.items()}}
+    if type(value) in (list, tuple, torch.Size):
+        kind = "l" if type(value) is list else "u"
+        return {kind: [_packed(entry, device, tensors) for entry in value]}
+    if isinstance(value, torch.dtype):
+        return {"y": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"v": value.type == device.type}
+    is_plain = value is None or isinstance(value, (bool, float, str))
+    if is_plain or (isinstance(value, int) and abs(value) < 2**63):
+        return value
+    raise _Unsendable(f"a {type(value).__name__}")
 
 
 def described(key: int, tensor: Tensor, device: torch.device) -> SentTensor:
     """The header of a tensor to send with a message."""
     raw = None
     if tensor.device.type != device.type:
-        raw = bytes_of(tensor).cpu().numpy().tobytes()
+        raw = raw_bytes(tensor).cpu().numpy().tobytes()
     stride = [] if tensor.is_contiguous() or 0 in tensor.stride() else list(tensor.stride())
     return SentTensor(
         key, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), stride, raw
     )
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor's entries in order, on its device."""
-    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    if flat.numel() and flat.stride(0) != 1:  # one expanded entry: torch calls that contiguous
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8)
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from carpool.engine.model.renames import CONNECTORS, renaming_of
+from carpool.engine.nested import leaves_in
 
 PARTS = (
     *("model.diffusion_model.", "first_stage_model.", "vae.", "audio_vae.", "vocoder."),
@@ -80,18 +81,10 @@ class _Traced(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        names = frozenset[str]().union(*(part.names for part in _traced((args, kwargs))))
-        for part in _traced(result):
+        names = frozenset[str]().union(*(part.names for part in leaves_in((args, kwargs), _Traced)))
+        for part in leaves_in(result, _Traced):
             part.names = part.names | names
         return result
-
-
-def _traced(value: Any) -> Iterator[_Traced]:
-    if isinstance(value, _Traced):
-        yield value
-    elif isinstance(value, (list, tuple, dict)):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _traced(part)
 
 
 def _trace(name: str, weight: Tensor) -> _Traced:

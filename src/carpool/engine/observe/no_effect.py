@@ -20,7 +20,7 @@ from torch import nn
 from carpool.engine.foreign_code import is_of_a_library
 from carpool.engine.intercept import Call
 from carpool.engine.lora_scale import has_lora_layers, takes_scale
-from carpool.engine.tokenizers import texts_in
+from carpool.engine.nested import leaves_in
 from carpool.request.card import Card, Task
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.lora import ATTENTION
@@ -56,7 +56,7 @@ class EffectObserver:
     def tokenizes(self, value: Any) -> None:
         """Record tokenized texts, in nested lists and dicts."""
         if len(self.texts) < MOST_TEXTS:
-            self.texts += texts_in(value)
+            self.texts += leaves_in(value, str)
 
     def denoises(self, pipe: Any, call: Call) -> None:
         """Inspect the pipeline at the first call of its denoiser."""

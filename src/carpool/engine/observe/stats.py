@@ -110,12 +110,13 @@ class LoopProgress:
     _queued_s: float | None = 0.0  # seconds of the forward that may still run on the device
     _before_compiling: float | None = 0.0
 
-    def beat(self, expected_s: float | None = 0.0) -> None:
-        """Start a task that is expected to take `expected_s`; None: unknown."""
+    def beat(self, expected_s: float | None = 0.0) -> float:
+        """Start a task that is expected to take `expected_s`; None: unknown. Returns the time."""
         queued_s = self._queued_s
         if expected_s is not None:
             expected_s = None if queued_s is None else expected_s + queued_s
         self._now = self.clock(), expected_s
+        return self._now[0]
 
     def progressed(self) -> None:
         """Note that a part of the current task has ended, such as a block of a sweep."""

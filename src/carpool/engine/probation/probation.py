@@ -27,6 +27,7 @@ from carpool.engine.execute import Failure, Ready, RunCalls
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
 from carpool.engine.language.parts import WRITING
+from carpool.engine.nested import tensors_in
 from carpool.engine.numerics import is_followed
 from carpool.engine.probation.guesses import (
     Fused,
@@ -42,7 +43,6 @@ from carpool.engine.probation.snapshot import (
     module_tensors,
     shares_memory,
     storages,
-    tensors_in,
     versions,
 )
 from carpool.engine.probation.verdicts import Verdicts

@@ -1,7 +1,7 @@
 """Compare a module before and after a call, and two answers bit by bit."""
 
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
+from carpool.engine.nested import tensors_in
 from carpool.engine.per_call import CACHES
 from carpool.engine.random_state import default_generators
 
@@ -91,20 +92,6 @@ def _fingerprint(value: Any, references: list[Any], depth: int) -> Any:
 
 def _has_data(value: Tensor) -> bool:
     return value.layout is torch.strided and value.device.type != "meta"
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in an answer or in arguments."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from tensors_in(entry)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from tensors_in(entry)
-    elif isinstance(getattr(value, "parameters", None), Tensor):  # DiagonalGaussianDistribution
-        yield value.parameters
 
 
 def versions(tensors: Sequence[Tensor]) -> list[int]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from carpool.engine.digests import Digests, Unfusable, flag
+from carpool.engine.nested import holds_tensors
 
 PLAIN = (bool, int, float, str, type(None))
 
@@ -216,14 +217,6 @@ def _flag(value: Any) -> Hashable | None:
         return flag(value)
     except Unfusable:
         return None
-
-
-def holds_tensors(value: Any) -> bool:
-    """Whether a value is a tensor, or a list, tuple or dict with one at any depth."""
-    if isinstance(value, (list, tuple, Mapping)):
-        entries = value.values() if isinstance(value, Mapping) else value
-        return any(holds_tensors(entry) for entry in entries)
-    return isinstance(value, Tensor)
 
 
 def is_tensor_list(value: Any) -> bool:

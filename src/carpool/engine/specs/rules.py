@@ -6,6 +6,7 @@ Each is a class or an object with all operations for an argument; see `rule.py`.
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from carpool.engine.digests import Unfusable, flag
+from carpool.engine.nested import holds_tensors, mapped
 from carpool.engine.specs.rule import (
     FLAG,
     CallArguments,
@@ -25,7 +27,6 @@ from carpool.engine.specs.rule import (
     Rule,
     Test,
     anything,
-    holds_tensors,
     is_tensor_list,
     passes,
     same_tensor,
@@ -189,7 +190,10 @@ class Factor(First):
     def divide(self, values: Sequence[Any], answers: list[Any]) -> list[Any]:
         if _are_equal(values):
             return answers
-        return [_times(answer, value) for answer, value in zip(answers, values, strict=True)]
+        return [
+            mapped(answer, partial(torch.mul, other=value))
+            for answer, value in zip(answers, values, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,18 +332,6 @@ def _expanded(value: Any, rows: int, device: torch.device) -> Tensor:
 
 def _are_equal(values: Sequence[Any]) -> bool:
     return all(value == values[0] for value in values)
-
-
-def _times(answer: Any, factor: float) -> Any:
-    """A call's answer times a number."""
-    if isinstance(answer, Tensor):
-        return answer * factor
-    if isinstance(answer, Mapping):
-        fields = {name: _times(entry, factor) for name, entry in answer.items()}
-        return fields if type(answer) is dict else type(answer)(**fields)
-    if isinstance(answer, (list, tuple)):
-        return type(answer)(_times(entry, factor) for entry in answer)
-    return answer
 
 
 @dataclass(frozen=True, slots=True)
