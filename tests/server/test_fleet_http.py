@@ -162,7 +162,7 @@ def test_an_adapter_that_is_set_at_run_time_is_on_every_worker_and_on_those_that
         asked = {"lora_nickname": "ink", "lora_path": "ink.safetensors"}
         assert client.post("/v1/set_lora", json=asked).raise_for_status().json()["status"] == "ok"
         listed = client.get("/v1/list_loras").json()
-        assert listed["loaded_adapters"] == [{"nickname": "ink", "path": None}]
+        assert listed["loaded_adapters"][0].items() >= {"nickname": "ink", "path": None}.items()
         assert listed["active"]["transformer"][0]["nickname"] == "ink"
         named = drawn(lora=[{"id": "ink"}])
         assert gap(named, bare) > 1
