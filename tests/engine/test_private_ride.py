@@ -41,17 +41,17 @@ def counter_of_class() -> tuple[DiffusionPipeline, dict[str, Any]]:
     return pipe, {}
 
 
-def forward_with_state() -> tuple[DiffusionPipeline, dict[str, Any]]:
-    """As DeepCache patches a model: a forward on the instance, state in a helper."""
+def patch_with_state() -> tuple[DiffusionPipeline, dict[str, Any]]:
+    """As DeepCache patches a model: a method on the instance, state in a helper."""
     pipe = fresh("flux")
-    plain, seen = pipe.transformer.forward, {"calls": 0}
+    plain, seen = pipe.vae.decode, {"calls": 0}
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def decode(*args: Any, **kwargs: Any) -> Any:
         seen["calls"] += 1
         [sample] = plain(*args, **kwargs)
         return (sample * (1 + 0.1 * seen["calls"]),)
 
-    pipe.transformer.forward = forward
+    pipe.vae.decode = decode
     return pipe, {}
 
 
@@ -91,7 +91,7 @@ def draws_of_every_kind() -> tuple[DiffusionPipeline, dict[str, Any]]:
     return pipe, {"callback_on_step_end": draw}
 
 
-KEEPING: list[Make] = [counter_of_class, forward_with_state, hook_with_memory]
+KEEPING: list[Make] = [counter_of_class, patch_with_state, hook_with_memory]
 
 
 def expected(make: Make, seed: int, steps: int) -> Tensor:

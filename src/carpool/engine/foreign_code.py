@@ -7,7 +7,7 @@ watched more closely, and a module that contains it has to prove its table first
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -52,7 +52,8 @@ def foreign_parts(module: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterato
     for part in parts or module.modules():
         entries = vars(part)
         hooks = *entries["_forward_hooks"].values(), *entries["_forward_pre_hooks"].values()
-        for function in (part, entries.get("processor"), entries.get("forward"), *hooks):
+        own = [v for v in entries.values() if isinstance(v, (FunctionType, MethodType, partial))]
+        for function in (part, entries.get("processor"), entries.get("forward"), *own, *hooks):
             if function is None or type(function) in shipped:
                 continue
             while isinstance(function, partial):

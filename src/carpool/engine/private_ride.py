@@ -199,8 +199,7 @@ def _reached(roots: Iterable[Any], module_ids: set[int]) -> Iterator[Any]:
                 yield value
                 waiting.extend(v for v in vars(value).values() if type(v) in _CONTAINERS)
         elif isinstance(value, FunctionType):
-            waiting.extend(value.__closure__ or ())
-            waiting.extend((value.__defaults__, value.__kwdefaults__))
+            waiting.extend((*(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__))
         elif isinstance(value, MethodType):
             waiting.extend((value.__self__, value.__func__))
         elif type(attributes := getattr(value, "__dict__", None)) is dict:
