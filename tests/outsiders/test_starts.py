@@ -281,6 +281,7 @@ def test_a_stream_that_is_read_gets_every_line() -> None:
 
 STORE = """
 import os, pathlib, sys, threading, time
+from contextlib import suppress
 from carpool.config import ServeSettings
 from carpool.jobs.store import JobStore
 from carpool.server import run
@@ -297,18 +298,16 @@ if sys.argv[2] != "new":
     else:  # as if it had been killed
         os.dup2(os.open(os.devnull, os.O_RDONLY), store._claim._lock)
 filler = folder / "filler"
-try:
-    with filler.open("wb", buffering=0) as file:
+def fill():
+    with suppress(OSError), filler.open("ab", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
-except OSError as error:
-    print(error.strerror)
+fill()
 run.ROOM_AGAIN_S = 0.01
 waits = []
 def look(seconds):
-    waits.append(seconds)
-    if len(waits) == 3:
-        filler.unlink()
+    waits.append(seconds)  # recovery of a killed store's log frees some pages: fill them, too
+    filler.unlink() if len(waits) == 3 else fill()
 run.time = type("time", (), {"sleep": look})
 again = run.opened_store(settings)
 print(len(waits), sorted(record.state for record in again.page()[0]))
@@ -328,7 +327,7 @@ def test_on_a_full_disk_a_server_waits_for_room_and_keeps_its_jobs(
 
     assert told.returncode == 0, told.stderr
     jobs = [] if before == "new" else ["queued"] * 3
-    assert told.stdout == f"No space left on device\n3 {jobs}\n"
+    assert told.stdout == f"3 {jobs}\n"
     assert told.stderr.count("is full: jobs need room there; the server starts once") == 1
 
 
