@@ -120,7 +120,9 @@ class Fleet:
         at_start = [model for model in self._deployments.values() if not model.is_on_demand]
         running = [self._open(model)[1] for model in at_start]
         self._tidying = asyncio.create_task(self._loader.tidy())
-        return asyncio.gather(self._tidying, *running)
+        end = asyncio.gather(self._tidying, *running)
+        end.add_done_callback(lambda end: end.cancelled() or end.exception())  # read in any case
+        return end
 
     def _open(self, model: Deployment) -> tuple[Pool, "asyncio.Task[None]"]:
         pool = model.pool = model.make()
@@ -238,10 +240,8 @@ class Fleet:
                 with contextlib.suppress(CarpoolError):
                     fields |= await model.pool.statistics()
             models[name] = fields
-        total = {
-            key: sum(counts.get(key, 0) for counts in models.values())
-            for key in ("waiting", "running", "requests")
-        }
+        keys = ("waiting", "running", "requests")
+        total = {key: sum(counts.get(key, 0) for counts in models.values()) for key in keys}
         again = max(fields.get("steps_again", 0) for fields in models.values())  # the sum
         return {**total, "steps_again": again, "models": models}
 
