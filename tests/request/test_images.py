@@ -1,5 +1,6 @@
 """Pictures that do not suit the model are refused before they wait in any line."""
 
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -64,14 +65,12 @@ def test_the_pictures_given_choose_the_task() -> None:
         ({"image": turned()}, "EXIF orientation 6.: must be upright; PIL.ImageOps.exif_transpose"),
         ({"image": [picture(), picture()]}, "image is a list of 2: this model takes one"),
         ({"image": []}, "image is a list of 0"),
+        ({"image": Image.open(BytesIO(b"P6 64 64 255\n"))}, "image cannot be read: .*truncated"),
         (
             {"image": picture(), "mask_image": picture(64, 32, "L")},
             "mask_image has 64x32 pixels, and image 64x64: both must have the same size",
         ),
-        (
-            {"image": picture(), "mask_image": picture(mode="RGBA")},
-            "mask_image has mode RGBA: must be L or 1 or RGB",
-        ),
+        ({"image": picture(), "mask_image": picture(mode="RGBA")}, "RGBA: must be L or 1 or RGB"),
     ],
 )
 def test_a_picture_that_does_not_suit_is_refused_with_the_rule(

@@ -8,7 +8,7 @@ torch.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from carpool.errors import InvalidValue, MaskMismatch, MissingParameter
+from carpool.errors import InvalidValue, MaskMismatch, MissingParameter, named
 
 PICTURES = ("image", "control_image", "ip_adapter_image", "last_image", "image_reference")
 MASKS = ("mask_image", "control_mask")
@@ -71,33 +71,33 @@ def _check_one(
         return
     size = size_of(picture)
     if size is None:
-        raise InvalidValue(
-            f"{name} is a {type(picture).__name__}: give a PIL image or a tensor, opened from "
-            "its file",
-            param=name,
-        )
-    width, height = size
-    if min(size) < least_px or width * height > max_pixels:
-        raise InvalidValue(
-            f"{name} has {width}x{height} pixels: each side must have at least {least_px}, and "
-            f"the whole at most {max_pixels} pixels",
-            param=name,
-        )
-    if not is_pil(picture):
+        kind = type(picture).__name__
+        problem = f"is a {kind}: give a PIL image or a tensor, opened from its file"
+    elif min(size) < least_px or size[0] * size[1] > max_pixels:
+        rule = f"each side must have at least {least_px}, and the whole at most {max_pixels} pixels"
+        problem = f"has {size[0]}x{size[1]} pixels: {rule}"
+    elif not is_pil(picture):
         return
-    if picture.mode not in modes:
-        raise InvalidValue(
-            f"{name} has mode {picture.mode}: must be {' or '.join(modes)}; "
-            f"{name}.convert({modes[0]!r}) gives that",
-            param=name,
-        )
-    turned = picture.getexif().get(ORIENTATION, 1)
-    if turned != 1:
-        raise InvalidValue(
-            f"{name} is stored turned (EXIF orientation {turned}): must be upright; "
-            "PIL.ImageOps.exif_transpose turns it",
-            param=name,
-        )
+    elif picture.mode not in modes:
+        rule = f"must be {' or '.join(modes)}; {name}.convert({modes[0]!r}) gives that"
+        problem = f"has mode {picture.mode}: {rule}"
+    elif damage := _damage(picture):
+        problem = f"cannot be read: {damage}"
+    elif (turned := picture.getexif().get(ORIENTATION, 1)) != 1:
+        rule = "must be upright; PIL.ImageOps.exif_transpose turns it"
+        problem = f"is stored turned (EXIF orientation {turned}): {rule}"
+    else:
+        return
+    raise InvalidValue(f"{name} {problem}", param=name)
+
+
+def _damage(picture: Any) -> str:
+    """Why Pillow cannot read the rest of a picture's file; "" if it can."""
+    try:
+        picture.load()
+    except Exception as error:  # each format raises its own
+        return named(error)
+    return ""
 
 
 def _check_mask(arguments: Mapping[str, Any], takes_image: bool) -> None:
