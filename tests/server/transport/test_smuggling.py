@@ -5,16 +5,17 @@ Over real connections on loopback, to an application that keeps what it was aske
 
 import asyncio
 import json
+import re
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from carpool.server.transport.framing import MOST_EXCESS_BYTES
-from carpool.server.transport.http_protocol import StrictHTTPProtocol
+from carpool.server.transport.http_protocol import MOST_HEAD_BYTES, StrictHTTPProtocol
 
 HOST = b"host: localhost\r\n"
 POST = b"POST /draw HTTP/1.1\r\n" + HOST
@@ -55,6 +56,14 @@ class Patient(StrictHTTPProtocol):
     head_timeout_s = body_timeout_s = 30.0
 
 
+class Split(Patient):
+    """What stands behind a blank line comes in a packet of its own."""
+
+    def data_received(self, data: bytes) -> None:
+        for piece in re.findall(rb".+?\r\n\r\n|.+", data, re.DOTALL):
+            super().data_received(piece)
+
+
 class Hasty(StrictHTTPProtocol):
     head_timeout_s = body_timeout_s = 0.1
 
@@ -62,7 +71,7 @@ class Hasty(StrictHTTPProtocol):
 def exchange(*pieces: bytes | None, wire: type[StrictHTTPProtocol] = Patient) -> Exchange:
     """Send these one after another, and read until the server closes, of itself and soon.
 
-    None stands for reading an answer without a body.
+    None stands for reading an answer.
     """
     seen = Exchange()
 
@@ -77,7 +86,8 @@ def exchange(*pieces: bytes | None, wire: type[StrictHTTPProtocol] = Patient) ->
         try:
             for piece in pieces:
                 if piece is None:
-                    seen.told += await reader.readuntil(b"\r\n\r\n")
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    seen.told += head + await reader.readexactly(length_of(head))
                     continue
                 writer.write(piece)
                 await writer.drain()
@@ -98,13 +108,16 @@ def exchange(*pieces: bytes | None, wire: type[StrictHTTPProtocol] = Patient) ->
         assert head.startswith(b"HTTP/1.1 "), seen.told
         if (status := int(head.split()[1])) != 100:
             seen.statuses.append(status)
-            length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n")
-                          if line.startswith(b"content-length:"))  # fmt: skip
-            rest = rest[length:]
+            rest = rest[length_of(head) :]
     return seen
 
 
-def every_byte(sent: bytes) -> list[bytes]:
+def length_of(head: bytes) -> int:
+    return next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n")
+                if line.startswith(b"content-length:"))  # fmt: skip
+
+
+def every_byte(sent: bytes) -> list[bytes | None]:
     return [sent[i : i + 1] for i in range(len(sent))]
 
 
@@ -128,9 +141,10 @@ def test_the_body_of_an_upgrade_request_is_its_body(upgrade: bytes, is_split: bo
     plain = POST + upgrade + b"content-length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN
     chunked = POST + upgrade + b"transfer-encoding: chunked\r\n\r\n"
     chunked += b"%x\r\n" % len(HIDDEN) + HIDDEN + b"\r\n0\r\n\r\n"
-    sent = plain + (b"" if b"close" in upgrade else chunked + LAST)
+    requests = [plain] if b"close" in upgrade else [plain, chunked, LAST]
 
-    got = exchange(*(every_byte(sent) if is_split else [sent]))
+    pieces = [[*(every_byte(sent) if is_split else [sent]), None] for sent in requests]
+    got = exchange(*chain.from_iterable(pieces))
 
     expected = ["/draw"] if b"close" in upgrade else ["/draw", "/draw", "/last"]
     assert got.paths == expected
@@ -151,10 +165,10 @@ def test_a_tunnel_is_refused_and_nothing_behind_it_is_read(target: bytes, length
 
 def test_a_trailer_is_never_a_header() -> None:
     trailers = b"authorization: Bearer x\r\nx-request-id: mine\r\nx-forwarded-proto: https\r\n"
-    sent = CHUNKED + b"2\r\n{}\r\n0\r\n" + trailers + b"host: other\r\n\r\n" + LAST
+    sent = CHUNKED + b"2\r\n{}\r\n0\r\n" + trailers + b"host: other\r\n\r\n"
 
     for pieces in ([sent], every_byte(sent)):
-        got = exchange(*pieces)
+        got = exchange(*pieces, None, LAST)
 
         assert got.bodies == [b"{}", b""]
         assert got.headers[0] == [(b"host", b"localhost"), (b"transfer-encoding", b"chunked")]
@@ -174,7 +188,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize(("first", "more"), ENDLESS.values(), ids=ENDLESS)
 def test_what_a_chunked_body_has_beside_its_content_is_limited(first: bytes, more: bytes) -> None:
-    endless = more * (2 * MOST_EXCESS_BYTES // len(more) + 1)
+    endless = more * (2 * MOST_HEAD_BYTES // len(more) + 1)
 
     got = exchange(CHUNKED + first + endless[: len(endless) // 2], endless)
 
@@ -185,17 +199,18 @@ def test_what_a_chunked_body_has_beside_its_content_is_limited(first: bytes, mor
 def test_small_chunks_and_some_trailers_are_fine() -> None:
     chunks = b"1\r\n{\r\n" * 5000 + b"8;name=value\r\n12345678\r\n" * 500
 
-    got = exchange(CHUNKED + chunks + b"0;last\r\n" + b"x: y\r\n" * 100 + b"\r\n" + LAST)
+    sent = CHUNKED + chunks + b"0;last\r\n" + b"x: y\r\n" * 100 + b"\r\n"
+    got = exchange(sent, None, LAST)
 
     assert got.bodies == [b"{" * 5000 + b"12345678" * 500, b""]
 
 
 def test_blank_lines_in_a_chunk_end_nothing() -> None:
     content = b"\r\n\r\n" * 300 + b"0\r\n\r\n" + HIDDEN
-    sent = CHUNKED + b"%x\r\n" % len(content) + content + b"\r\n0\r\n\r\n" + LAST
+    sent = CHUNKED + b"%x\r\n" % len(content) + content + b"\r\n0\r\n\r\n"
 
     for pieces in ([sent], every_byte(sent)):
-        got = exchange(*pieces)
+        got = exchange(*pieces, None, LAST)
 
         assert (got.paths, got.bodies) == (["/draw", "/last"], [content, b""])
 
@@ -256,8 +271,6 @@ AMBIGUOUS = {
     "NUL in a value": post(b"a: b\0"),
     "control character": post(b"a: b\x7f"),
     "not ASCII in a name": post(b"a\xff: b"),
-    "two spaces": b"GET  / HTTP/1.1\r\n" + HOST + b"\r\n",
-    "two spaces later": b"GET /  HTTP/1.1\r\n" + HOST + b"\r\n",
     "space at the end": b"GET / HTTP/1.1 \r\n" + HOST + b"\r\n",
     "fragment in the target": b"GET /a#b HTTP/1.1\r\n" + HOST + b"\r\n",
     "space in the target": b"GET /a b HTTP/1.1\r\n" + HOST + b"\r\n",
@@ -269,8 +282,6 @@ AMBIGUOUS = {
     "HTTP/2.0": b"GET / HTTP/2.0\r\n" + HOST + b"\r\n",
     "HTTP/2's preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "HTTP/1.2": b"GET / HTTP/1.2\r\n" + HOST + b"\r\n",
-    "RTSP": b"GET / RTSP/1.0\r\n\r\n",
-    "ICE": b"SOURCE / ICE/1.0\r\n\r\n",
     "NULs": b"\0" * 99,
     "HTTP/9.9": b"GET / HTTP/9.9\r\n\r\n",
     "a method alone": b"GET\r\n\r\n",
@@ -322,7 +333,7 @@ def test_a_chunk_that_can_be_read_in_two_ways_ends_the_connection(chunk: bytes) 
                b'a;x="y;z"\r\n0123456789\r\n', b"5;x\r\n01234\r\n5\r\n56789\r\n"],
 )  # fmt: skip
 def test_chunks_of_every_legal_form_are_read(chunks: bytes) -> None:
-    got = exchange(CHUNKED + chunks + b"000\r\na: b\r\n\r\n" + LAST)
+    got = exchange(CHUNKED + chunks + b"000\r\na: b\r\n\r\n", None, LAST)
 
     assert got.bodies == [b"0123456789", b""]
 
@@ -330,11 +341,28 @@ def test_chunks_of_every_legal_form_are_read(chunks: bytes) -> None:
 # Behind one request
 
 
-def test_what_is_wrong_behind_a_request_does_not_touch_its_answer() -> None:
-    for wrong in (b"\0\0\0", b"GET / HTTP/1.1\r\n\r\n", POST + b"a : b\r\n\r\n"):
-        got = exchange(HIDDEN + wrong)
+BEHIND = [b"\0\0\0", b"GET / HTTP/1.1\r\n\r\n", POST + b"a : b\r\n\r\n", HIDDEN]
 
-        assert (got.paths, got.statuses) == (["/hidden"], [200, 400])
+
+@pytest.mark.parametrize("behind", BEHIND)
+def test_bytes_behind_a_request_do_not_touch_its_answer(behind: bytes) -> None:
+    """In one packet with it they are not read: clients that send in advance have to repeat it."""
+    got = exchange(HIDDEN + behind)
+
+    assert (got.paths, got.statuses) == (["/hidden"], [200])
+
+
+@pytest.mark.parametrize(
+    ("behind", "paths"),
+    [(LAST, ["/hidden", "/last"]), (b"\0" * 2 * MOST_HEAD_BYTES, ["/hidden"])],
+    ids=["short", "long"],
+)
+def test_a_request_that_comes_before_the_answer_waits_for_it(
+    behind: bytes, paths: list[str]
+) -> None:
+    got = exchange(HIDDEN + behind, wire=Split)
+
+    assert (got.paths, got.statuses) == (paths, [200] * len(paths))
 
 
 def test_nothing_behind_the_last_request_is_read() -> None:
@@ -347,10 +375,16 @@ def test_nothing_behind_the_last_request_is_read() -> None:
 
 
 SEQUENCES = {
-    "a head in parts": ([HIDDEN + LAST[:20], LAST[20:-1], LAST[-1:]], ["/hidden", "/last"]),
-    "blank lines first": ([b"\r\n\r\n" + HIDDEN + b"\r\n" + LAST], ["/hidden", "/last"]),
+    "a head in parts": (
+        [HIDDEN, None, LAST[:20], LAST[20:-1], LAST[-1:]],
+        ["/hidden", "/last"],
+    ),
+    "blank lines first": (
+        [b"\r\n\r\n" + HIDDEN + b"\r\n", None, b"\r\n" + LAST],
+        ["/hidden", "/last"],
+    ),
     "a target with this host": (
-        [b"GET http://LOCALHOST/hidden HTTP/1.1\r\n" + HOST + b"\r\n" + LAST],
+        [b"GET http://LOCALHOST/hidden HTTP/1.1\r\n" + HOST + b"\r\n", None, LAST],
         ["/hidden", "/last"],
     ),
     "behind an answer that closes": (
@@ -362,7 +396,7 @@ SEQUENCES = {
 
 @pytest.mark.parametrize(("pieces", "paths"), SEQUENCES.values(), ids=SEQUENCES)
 def test_requests_that_follow_one_another_are_read_as_they_are(
-    pieces: list[bytes], paths: list[str]
+    pieces: list[bytes | None], paths: list[str]
 ) -> None:
     got = exchange(*pieces)
 
