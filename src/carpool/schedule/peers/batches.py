@@ -12,7 +12,6 @@ Source: SGLang-Diffusion 0.5.23 and vLLM-Omni 0.30, as their schedulers behave.
 """
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -36,8 +35,6 @@ class Batch:
     outputs: int  # total, including the head's
     is_closed: bool  # no later request could join: do not wait
     stop_reason: str
-    rejects: Counter[str]  # why queued requests do not join, or why the head cannot batch
-    cap: int  # max outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +106,13 @@ def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_m
         requests have joined.
     """
     if user_max <= 1:
-        return Batch((), head.outputs, True, "dynamic_disabled", Counter(), head.outputs)
+        return Batch((), head.outputs, True, "dynamic_disabled")
     if unfit := signature_difference(head.signature, head.signature):
-        reason = f"head:{unfit}"
-        return Batch((), head.outputs, True, reason, Counter([reason]), head.outputs)
+        return Batch((), head.outputs, True, f"head:{unfit}")
     cap_reason = f"config_cap:{caps.outputs}"
     max_cost = math.inf if caps.cost is None else caps.cost
     joined, outputs, total = list[int](), head.outputs, head.cost
-    rejects = Counter[str]()
+    rejects = list[str]()
 
     def closed() -> str | None:
         if outputs >= caps.outputs:
@@ -129,18 +125,18 @@ def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_m
         if closed():
             break
         if difference := signature_difference(head.signature, candidate.signature):
-            rejects[difference] += 1
+            rejects.append(difference)
         elif outputs + candidate.outputs > caps.outputs:
-            rejects[cap_reason] += 1
+            rejects.append(cap_reason)
         elif total + candidate.cost > max_cost:
-            rejects[f"cost_budget:{_above(total + candidate.cost, max_cost)}"] += 1
+            rejects.append(f"cost_budget:{_above(total + candidate.cost, max_cost)}")
         else:
             joined.append(place)
             outputs += candidate.outputs
             total += candidate.cost
     closing = closed()
     reason = closing or next(iter(rejects), "delay")
-    return Batch(tuple(joined), outputs, closing is not None, reason, rejects, caps.outputs)
+    return Batch(tuple(joined), outputs, closing is not None, reason)
 
 
 def wait_until(head: QueuedRequest, batch: Batch, delay_s: float) -> float:
