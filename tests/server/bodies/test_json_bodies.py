@@ -84,13 +84,12 @@ def test_twenty_mebibytes_that_are_no_pictures_are_refused_unparsed_for_next_to_
 
 @pytest.mark.parametrize(
     "body",
-    [b"[" + b"{}," * 10_000 + b"1]", b"[" + b"1," * 20_001 + b"1]", b"," * 20_001,
-     b'["' + b'","' * 20_001 + b'"]', b'""' * 20_001,
+    [b"[" + b"{}," * 20_000 + b"1]", b"[" + b"[1]," * 10_000 + b"1]",
+     b'["' + b'","' * 20_001 + b'"]',
      b"{" + b",".join(b'"%d":1' % number for number in range(20_002)) + b"}"],
     ids=lambda body: str(body[:20]),
 )  # fmt: skip
-@pytest.mark.usefixtures("never_parsed")
-def test_too_many_values_are_refused_unparsed(body: bytes) -> None:
+def test_too_many_values_are_refused(body: bytes) -> None:
     assert refused(body) == (400, f"the body has more than {json_bodies.MOST_VALUES} values")
 
 

@@ -7,15 +7,13 @@ them by the name of the parameter.
 
 Python's parser holds the GIL for the whole body, and two bytes of JSON may become thirty bytes of
 memory. So pictures (long `data:` URLs) are cut out of a body first, and the rest is parsed only if
-it has at most `MOST_BYTES` and `MOST_VALUES`.
+it has at most `MOST_BYTES`; checks of values begin only if there are at most `MOST_VALUES`.
 """
 
 import json
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,11 +21,11 @@ from fastapi import HTTPException, Request
 from starlette.datastructures import Headers
 
 from carpool.errors import BodyTooLarge
-from carpool.jsonfile import is_deeper
 
 MOST_DEPTH = 32  # depth of nested lists and objects
 MOST_KEY = 200  # characters: keys are repeated in errors
-MOST_VALUES = 10_000
+MOST_VALUES = 20_000  # entries of lists and objects
+MOST_TEXT = 64 << 10  # characters of JSON inside a text
 MOST_BYTES = 1 << 20  # without pictures
 MOST_PICTURES = 64  # pictures that do not count as bytes
 LEAST_PICTURE = 1 << 10  # bytes; shorter pictures stay in the body
@@ -43,9 +41,6 @@ _ESCAPES = {  # escapes in base64: PHP and .NET escape some letters, all program
 }  # fmt: skip
 _LONGEST_ESCAPE = 6
 _KIND = re.compile(r"application/([a-z0-9.!#$&^_-]+\+)?json\s*(;.*)?", re.IGNORECASE)
-_IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # to the end of the string
-_NO_MARK = bytes(set(range(256)) - set(b"[]{},"))
-_DEPTH = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord(","): 0}
 _PIECE = 1 << 16  # bytes scanned at once: other threads may run in between
 
 
@@ -80,8 +75,11 @@ def in_text(text: str) -> Any:
     Raises:
         HTTPException, ValueError, RecursionError: invalid or too large.
     """
-    check(text.encode())
-    return json.loads(text, object_pairs_hook=_members)
+    if len(text) > MOST_TEXT:
+        raise ValueError(f"JSON in a text may have {MOST_TEXT} characters")
+    value = json.loads(text, object_pairs_hook=_members)
+    check(value)
+    return value
 
 
 def read(body: bytes | bytearray) -> Any:
@@ -92,12 +90,11 @@ def read(body: bytes | bytearray) -> Any:
 
 
 def parse(text: bytes, *, has_places: bool = True) -> Any:
-    """Check the limits of JSON, then parse it.
+    """Parse JSON, and check its limits.
 
     Raises:
         HTTPException: 400 with the problem; `has_places` adds its position.
     """
-    check(text)
     try:
         value = json.loads(text.decode(), object_pairs_hook=_members)
     except UnicodeDecodeError as error:
@@ -109,48 +106,26 @@ def parse(text: bytes, *, has_places: bool = True) -> Any:
         raise _deep() from None
     except ValueError as error:
         raise HTTPException(400, "the body has a number of too many digits") from error
-    if is_deeper(value, MOST_DEPTH):
-        raise _deep()
+    check(value)
     return value
 
 
-def check(text: bytes) -> None:
-    """Refuse (400) JSON with too many values or levels, without parsing it."""
-    limit = 2 * MOST_VALUES  # nested lists and keys count twice
-    if _values(text.translate(None, _NO_MARK)) <= limit and text.count(b'"') <= 2 * limit:
-        return  # few enough even if no string holds any
-    marks, strings = bytearray(), 0
-    for start, end in _outside(text):
-        marks += text[start:end].translate(None, _NO_MARK)
-        strings += 1
-        if max(len(marks), strings) > 2 * limit:
-            break
-    if max(accumulate(map(_DEPTH.__getitem__, marks)), default=0) > MOST_DEPTH:
-        raise _deep()
-    if max(_values(marks), strings) > limit:
-        raise HTTPException(400, f"the body has more than {MOST_VALUES} values")
-
-
-def _values(marks: bytes | bytearray) -> int:
-    """An upper bound of the number of values: commas, and starts of lists and objects."""
-    return len(marks) - marks.count(b"]") - marks.count(b"}")
-
-
-def _outside(text: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the byte ranges outside of strings."""
-    at, is_inside = 0, False
-    while at < len(text):
-        until = min(at + _PIECE, len(text))
-        if is_inside:
-            match = _IN_STRING.match(text, at, until)
-            end = match.end() if match else until
-            is_inside = end == until or not text.startswith(b'"', end)
-            at = end + 1 if not is_inside else max(end, at + 1)
-        else:
-            end = text.find(b'"', at, until)
-            is_inside = end >= 0
-            yield at, end if is_inside else until
-            at = end + 1 if is_inside else until
+def check(value: Any) -> None:
+    """Refuse (400) a value with too many entries or levels."""
+    level, count = [[value]], 0
+    for _ in range(MOST_DEPTH + 1):
+        count += sum(map(len, level))
+        if count > MOST_VALUES:
+            raise HTTPException(400, f"the body has more than {MOST_VALUES} values")
+        level = [
+            list(entry.values()) if isinstance(entry, dict) else entry
+            for entries in level
+            for entry in entries
+            if isinstance(entry, (dict, list))
+        ]
+        if not level:
+            return
+    raise _deep()
 
 
 def cut(
