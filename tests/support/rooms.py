@@ -24,14 +24,14 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 3_948),
     "worker": (2_500, 2_967),
-    "server": (5_000, 6_597),
-    "compat": (1_300, 2_129),
-    "jobs, media": (3_000, 3_807),
+    "server": (5_000, 6_516),
+    "compat": (1_300, 2_115),
+    "jobs, media": (3_000, 3_803),
     "python, cli, settings": (4_800, 4_800),
     "others": (4_200, 4_608),
     "lab": (4_200, 5_328),
     "benchmarks, proof": (7_400, 7_031),
-    "tests": (50_000, 74_041),
+    "tests": (50_000, 73_975),
 }
 
 
