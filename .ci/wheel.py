@@ -18,7 +18,9 @@ from pathlib import Path
 
 CARPOOL = Path(sys.executable).with_name("carpool")
 MODELS = ("shapes", "shapes_video", "shapes_lora", "shapes_rewriter")
-PLAYGROUND = tuple(f"server/playground/{name}" for name in ("index.html", "style.css", "app.js"))
+PLAYGROUND = (
+    "server/routes/playground.html", "server/playground/style.css", "server/playground/app.js",
+)  # fmt: skip
 PATIENCE_S = 120
 
 

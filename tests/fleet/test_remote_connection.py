@@ -134,7 +134,7 @@ async def test_a_peer_that_says_nothing_is_let_go_and_keeps_no_front_out(
     monkeypatch.setattr(handshake, "CONNECT_S", 0.2)
 
     async with staged() as stage:
-        silent = [await stage.raw() for _ in range(4 * host.PER_ADDRESS + 4)]
+        silent = [await stage.raw() for _ in range(36)]
         for reader, writer in silent:
             await ended(reader)
             writer.close()

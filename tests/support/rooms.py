@@ -22,16 +22,16 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "engine": (13_800, 25_471),
     "schedule": (2_200, 2_200),
-    "fleet": (3_200, 3_948),
+    "fleet": (3_200, 3_911),
     "worker": (2_500, 2_967),
-    "server": (5_000, 6_516),
+    "server": (5_000, 6_496),
     "compat": (1_300, 2_115),
-    "jobs, media": (3_000, 3_803),
+    "jobs, media": (3_000, 3_795),
     "python, cli, settings": (4_800, 4_800),
     "others": (4_200, 4_608),
     "lab": (4_200, 5_328),
     "benchmarks, proof": (7_400, 7_031),
-    "tests": (50_000, 73_975),
+    "tests": (50_000, 73_951),
 }
 
 

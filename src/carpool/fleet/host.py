@@ -12,8 +12,7 @@ import os
 import shutil
 import ssl
 import tempfile
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -24,41 +23,7 @@ from carpool.worker.connection import Connection, WorkerConnection
 
 log = logging.getLogger("carpool")
 
-PER_ADDRESS = 8  # unauthenticated connections; four times as many in total
 RESET_S = 60.0  # limit for ending a lost front's requests; then a kill
-
-
-class UnprovenConnections:
-    """Unauthenticated connections: a bounded number, the newest.
-
-    A front authenticates in milliseconds. Other peers keep their place until newer connections need
-    it, so silent peers block no front, whatever its address: the address with the most connections
-    loses its oldest.
-    """
-
-    def __init__(self) -> None:
-        self._addresses: dict[asyncio.StreamWriter, str] = {}  # oldest first
-
-    @contextlib.contextmanager
-    def hold(self, writer: asyncio.StreamWriter) -> Iterator[None]:
-        """Count a connection within this context; a newer one may cause it to be closed."""
-        peer = writer.get_extra_info("peername")  # None if it has already gone
-        address = str(peer[0]) if peer else ""
-        counts = Counter(self._addresses.values())
-        if counts[address] >= PER_ADDRESS:
-            self._close_oldest(address)
-        elif len(self._addresses) >= 4 * PER_ADDRESS:
-            self._close_oldest(max(counts, key=lambda address: counts[address]))
-        self._addresses[writer] = address
-        try:
-            yield
-        finally:
-            self._addresses.pop(writer, None)
-
-    def _close_oldest(self, address: str) -> None:
-        first = next(writer for writer, of in self._addresses.items() if of == address)
-        del self._addresses[first]
-        first.transport.abort()
 
 
 class WorkerHost:
@@ -84,7 +49,6 @@ class WorkerHost:
         self._open_child = open_child
         self._spool = Path(tempfile.mkdtemp(prefix="carpool-worker-"))
         self._server: asyncio.Server | None = None
-        self._unproven = UnprovenConnections()
         self._stream: PacketStream | None = None  # the front's connection
         self._is_attached = False  # the front has sent the model to load
         self._child: Connection | None = None
@@ -122,9 +86,8 @@ class WorkerHost:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(handshake.CONNECT_S):
-                with self._unproven.hold(writer):
-                    await handshake.welcome(reader, writer, self._secret)
+            async with asyncio.timeout(handshake.CONNECT_S):  # silent peers keep no front out
+                await handshake.welcome(reader, writer, self._secret)
         except (handshake.Refused, asyncio.IncompleteReadError, OSError) as error:  # or a timeout
             log.warning("a connection was refused: %s", error or "authentication timed out")
             writer.close()

@@ -98,26 +98,18 @@ class ScratchFolder:
             if self._NAME.fullmatch(path.name):
                 with suppress(OSError):  # a link, in use, removed, or another user's
                     self._sweep(path)
-        while True:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-            with suppress(FileNotFoundError, BlockingIOError):  # another process sweeps it
-                # NFS cannot lock folders: there it is used unlocked, and never swept
-                self._lock = _locked(self.path, os.O_DIRECTORY, is_lock_needed=False)
-                if _is_ours(self.path, self._lock):
-                    (self.path / MARKER).touch()
-                    return
-                os.close(self._lock)  # another process swept it before the lock
+        made = Path(tempfile.mkdtemp(prefix=f"new-{PREFIX}"))  # swept under its final name only
+        (made / MARKER).touch()
+        # NFS cannot lock folders: there it is used unlocked, and never swept
+        self._lock = _locked(made, os.O_DIRECTORY, is_lock_needed=False)
+        self.path = made.rename(made.with_name(made.name.removeprefix("new-")))
 
     @staticmethod
     def _sweep(path: Path) -> None:
         lock = _locked(path, os.O_DIRECTORY)
         try:
-            if not _is_ours(path, lock):
-                return
-            if (path / MARKER).is_file():
+            if _is_ours(path, lock) and (path / MARKER).is_file():
                 shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.rmdir()  # its process died before the marker; fails if not empty
         finally:
             os.close(lock)
 
