@@ -71,11 +71,13 @@ def test_a_job_keeps_what_its_client_is_to_know(tmp_path: Path, opened: Opened) 
     job = submit(store)
     store.take(1)
 
+    spent = {"total_s": 1.5}
     facts: dict[str, Any] = {"warnings": ["truncated"], "skipped_steps": [3, 0]}
-    assert store.complete(job.id, writes(a_txt=b"one"), **facts)
+    assert store.complete(job.id, writes(a_txt=b"one"), timings=spent, **facts)
 
     done = store.get(job.id)
-    assert (done.warnings, done.skipped_steps) == (("truncated",), (3, 0))
+    told = done.warnings, done.timings, done.skipped_steps
+    assert told == (("truncated",), spent, (3, 0))
 
 
 def test_the_oldest_goes_first_and_keeps_its_place_when_it_is_queued_again(opened: Opened) -> None:

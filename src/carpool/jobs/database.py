@@ -63,7 +63,7 @@ INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
 _COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # columns of every version
 _LATER_COLUMNS = {  # older files of this version lack them; the texts are JSON
     **dict.fromkeys(("created_up_s", "ended_up_s", "due_s"), "REAL"),
-    **dict.fromkeys(("warnings", "skipped_steps", "settings", "deliveries"), "TEXT"),
+    **dict.fromkeys(("warnings", "timings", "skipped_steps", "settings", "deliveries"), "TEXT"),
 }
 
 
@@ -87,6 +87,7 @@ class Record:
     error: dict[str, Any] | None
     files: dict[str, int] = field(hash=False)  # bytes by name
     warnings: tuple[str, ...]  # texts for the client, such as "the prompt was truncated"
+    timings: dict[str, float] | None = field(default=None, hash=False)  # the slowest request's
     skipped_steps: tuple[int, ...] = ()  # steps that `step_cache` skipped, by output; () for none
     settings: dict[str, Any] | None = field(default=None, hash=False)  # the first output's
     deliveries: dict[str, Any] | None = field(default=None, hash=False)  # see `outbox.py`
@@ -98,7 +99,7 @@ class Record:
 
 
 _FIELDS = tuple(column.name for column in fields(Record))
-_JSON = ("asked", "work", "error", "files", "settings", "deliveries")
+_JSON = ("asked", "work", "error", "files", "timings", "settings", "deliveries")
 
 
 def record_of(row: sqlite3.Row) -> Record:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from carpool.jobs.database import End, Record
-from carpool.types import CheckedRequest, OnProgress
+from carpool.types import CheckedRequest, OnProgress, Timings
 
 
 class JobOutput(Protocol):
@@ -13,6 +13,8 @@ class JobOutput(Protocol):
 
     @property
     def warnings(self) -> Sequence[str]: ...
+    @property
+    def timings(self) -> Timings: ...
     @property
     def skipped_steps(self) -> int: ...
     @property

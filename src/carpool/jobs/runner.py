@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -283,6 +283,7 @@ class Runner:
             self.store.complete, record.id, write, keep=record.work.get("keep", ()),
             warnings=list(dict.fromkeys(text for output in outputs for text in output.warnings)),
             skipped_steps=skipped if any(skipped) else (), settings=outputs[0].settings,
+            timings=asdict(max((o.timings for o in outputs), key=lambda times: times.total_s)),
         )  # fmt: skip
         loop = asyncio.get_running_loop()
         if await loop.run_in_executor(self._finisher, complete):

@@ -43,7 +43,7 @@ from carpool.jobs.database import (
 from carpool.jobs.files import JobFiles
 from carpool.jobs.state_folder import ScratchFolder, StateFolder
 
-_COLUMNS_OF_ENDS = ("error", "warnings", "skipped_steps", "settings")
+_COLUMNS_OF_ENDS = ("error", "warnings", "timings", "skipped_steps", "settings")
 _FULL_AGAIN_S = 10.0  # retry hint if too many jobs wait
 _SHARE_OF_FREE = (
     7  # jobs of one API key that may wait for each place that is free: see `schedule.overload`
@@ -309,7 +309,7 @@ class JobStore:
 
         Args:
             keep: inputs to keep as output files.
-            facts: `warnings`, `skipped_steps` and `settings` of its record.
+            facts: `warnings`, `timings`, `skipped_steps` and `settings` of its record.
 
         Returns:
             Whether this call ended the job; if not, its files are deleted.
@@ -353,7 +353,7 @@ class JobStore:
         """End a job; only a running job can be completed."""
         query = """UPDATE jobs SET state = :state, progress = max(progress, :progress),
             files = :files, bytes = :bytes, error = :error, warnings = :warnings,
-            skipped_steps = :skipped_steps, settings = :settings,
+            timings = :timings, skipped_steps = :skipped_steps, settings = :settings,
             ended_s = :now, ended_up_s = :up WHERE id = :id
             AND (state = 'in_progress' OR (state = 'queued' AND :state != 'completed'))
             RETURNING id"""

@@ -35,6 +35,7 @@ WITHOUT_EFFECT = {  # rules of fields that some kinds of answers leave without e
     "webhook": "is only for jobs: send background_job too, or leave it out",
     "response_format": "cannot be url in a stream, whose events have the pictures: leave it out",
     "partial_images": "needs a stream or a job: send stream or background_job too, or leave it out",
+    "return_stage_metrics": "is not available in streams and jobs: leave it out",
 }
 Settings = Mapping[str, Any]
 WorkKind = Literal["image_generation", "image_edit"]
@@ -131,6 +132,7 @@ class ParsedImageRequest:
             "webhook": body.webhook is not None and not body.background_job,
             "response_format": body.stream and body.response_format == "url",
             "partial_images": body.partial_images and is_now,
+            "return_stage_metrics": body.return_stage_metrics and not is_now,
         }
         for name in filter(idle.get, idle):
             raise UnsupportedParameter(f"{name} {WITHOUT_EFFECT[name]}", param=name)

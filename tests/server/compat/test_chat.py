@@ -120,6 +120,8 @@ def test_without_modalities_pictures_are_parts_of_the_content_as_vllm_omni_has_t
     [choice] = answer["choices"]
     [one] = choice["message"]["content"]
     assert drawn(one["image_url"]["url"]).size == (16, 16)
+    assert answer["metrics"]["peak_memory_mb"] == 2.5
+    assert answer["metrics"]["stage_durations"].keys() >= {"denoise", "stage_0_gen_ms"}
 
 
 def test_a_picture_in_the_message_is_edited() -> None:
@@ -241,6 +243,16 @@ def test_a_picture_is_never_fetched_unless_allowed() -> None:
     told = refusal(say(Talking(BOTH), [{"type": "text", "text": "a"}, address]))
 
     assert told["code"] == "unsupported_parameter"
+
+
+def test_the_last_chunk_of_a_stream_has_metrics_where_they_are_asked_for() -> None:
+    fields: dict[str, Any] = {"stream": True, "modalities": ["image"]}
+    for metrics in (True, False):
+        answer = say(return_stage_metrics=metrics, **fields)
+        events = [line.removeprefix("data: ") for line in answer.text.split("\n\n")]
+        last = json.loads(events[-3])
+        assert last["choices"][0]["finish_reason"] == "stop"
+        assert ("metrics" in last) == metrics
 
 
 async def test_a_retry_with_its_key_gets_the_same_picture() -> None:

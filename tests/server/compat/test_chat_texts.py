@@ -249,6 +249,7 @@ def _picture(image: Image.Image = BLACK) -> Any:
         ({"extra_body": {"size": "64x64"}}, "size", "not supported"),
         ({"extra_body": {"webhook": "https://a.example"}}, "webhook", "not supported"),
         ({"extra_body": {"image_config": {"image_size": "1K"}}}, "image_config", "for pictures"),
+        ({"extra_body": {"return_stage_metrics": True}}, "return_stage_metrics", "for pictures"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name_also_to_a_stream(

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from carpool.types import CheckedRequest, Timings
+from carpool.worker import protocol
 from support.app import Grey, ask, open_app, refusal
 from support.endpoints import EDITS, ENDPOINT, VIDEOS
 from support.forms import BOTH, worker_of
@@ -97,7 +99,6 @@ NEUTRAL: list[dict[str, Any]] = [
     {"generator_device": "cuda"},
     {"enable_teacache": False, "enable_cache_dit": None, "enable_upscaling": 0},
     {"save_output": True},
-    {"return_stage_metrics": True},
     {"diffusers_kwargs": None, "extra_body": {}},
 ]
 
@@ -139,6 +140,20 @@ def test_what_would_change_the_picture_is_refused_by_name(
     assert (told["code"], told["param"], worker.jobs) == (code, param, [])
 
 
+class Measured(Grey):
+    async def statistics(self) -> dict[str, Any]:
+        return {"memory": {"peak_bytes": 2_500_000}}
+
+
+def test_metrics_are_there_where_they_are_asked_for() -> None:
+    assert draw().json()["metrics"] is None
+
+    metrics = draw(Measured(), return_stage_metrics=True).json()["metrics"]
+
+    assert metrics["peak_memory_mb"] == 2.5
+    assert metrics["stage_durations"].keys() >= {"queue", "denoise", "stage_0_gen_ms"}
+
+
 # Forms without files
 
 
@@ -165,6 +180,40 @@ def test_an_urlencoded_form_that_is_wrong_is_refused(body: bytes, code: str) -> 
 
 
 # Videos
+
+
+class Timed(Filming):
+    """Its requests take known seconds, and its device has held so many bytes."""
+
+    async def submit(self, request: CheckedRequest, *given: Any, **options: Any) -> protocol.Done:
+        done = await super().submit(request, *given, **options)
+        done.timings = Timings(
+            queue_s=1.0, encode_s=0.5, denoise_s=2.0, decode_s=0.25, total_s=3.75
+        )
+        return done
+
+    async def statistics(self) -> dict[str, Any]:
+        return {"memory": {"peak_bytes": 2_500_000}}
+
+
+async def test_a_video_that_is_done_tells_where_its_time_went_and_what_memory_it_needed() -> None:
+    spent = {"queue": 1.0, "encode": 0.5, "denoise": 2.0, "decode": 0.25, "stage_0_gen_ms": 2750.0}
+
+    async with open_app(Timed()) as opened:
+        video = (await opened.http.post(VIDEOS, json={"prompt": "a"})).json()
+        assert video["inference_time_s"] is None
+        assert video["stage_durations"] is None
+        assert video["peak_memory_mb"] is None
+        await opened.ended(video["id"])
+        video = (await opened.http.get(f"{VIDEOS}/{video['id']}")).json()
+        assert video["inference_time_s"] >= 0
+        assert video["stage_durations"] == spent
+        assert video["peak_memory_mb"] == 2.5
+        [listed] = (await opened.http.get(VIDEOS)).json()["data"]
+        assert listed["stage_durations"] == spent
+        answer = await opened.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
+        assert json.loads(answer.headers["x-stage-durations"]) == spent
+        assert answer.headers["x-peak-memory-mb"] == "2.500"
 
 
 async def test_a_video_at_once_is_the_file() -> None:

@@ -91,6 +91,8 @@ def test_a_model_that_counts_no_steps_has_one_quality() -> None:
     ("body", "param"),
     [
         ({"partial_images": 2}, "partial_images"),
+        ({"stream": True, "return_stage_metrics": True}, "return_stage_metrics"),
+        ({"background_job": True, "return_stage_metrics": True}, "return_stage_metrics"),
         ({"stream": True, "response_format": "url"}, "response_format"),
         ({"output_compression": 0}, "output_compression"),
     ],

@@ -65,7 +65,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {  # raise ValueError or KeyError
 _KINDS = {
     **dict.fromkeys(("n", "seed", "priority", "output_compression", "partial_images"), "int"),
     **dict.fromkeys(("timeout_s", "deadline_s", "fps", "step_cache"), "float"),
-    **dict.fromkeys(("stream", "background_job"), "bool"),
+    **dict.fromkeys(("stream", "background_job", "return_stage_metrics"), "bool"),
     **dict.fromkeys(("enhance_prompt", "prompt_weights"), "bool"),
     "lora": "numbers",
 }

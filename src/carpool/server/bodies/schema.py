@@ -155,6 +155,7 @@ class ImageRequest(GenerationRequest):
         le=3,
         description="maximum previews per image: in a stream, or for a job at /v1/events",
     )
+    return_stage_metrics: bool | None = Field(None, description="include `metrics` in the answer")
     background_job: bool | None = Field(
         False, description="answer 202 at once, with a job to poll at /v1/jobs/{id}"
     )
@@ -250,6 +251,17 @@ class UsageBody(BaseModel):
     total_tokens: int
 
 
+class StageMetrics(BaseModel):
+    """Metrics of one answer in vLLM-Omni's format."""
+
+    stage_durations: dict[str, float] = Field(
+        description="seconds of each phase; stage_0_gen_ms: milliseconds without the queue"
+    )
+    peak_memory_mb: float | None = Field(
+        None, description="peak memory of the device; null if unknown"
+    )
+
+
 class ImagesResponse(BaseModel):
     created: int = Field(description="Unix time, seconds")
     data: list[Image]
@@ -263,6 +275,7 @@ class ImagesResponse(BaseModel):
     usage: UsageBody
     warnings: list[str] | None = Field(None, description="for example: the prompt was truncated")
     settings: dict[str, Any] | None = Field(None, description=SETTINGS)
+    metrics: StageMetrics | None = Field(default=None, description="if return_stage_metrics is set")
 
 
 class ErrorBody(BaseModel):

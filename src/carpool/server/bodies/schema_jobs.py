@@ -59,6 +59,12 @@ class Video(JobRecord):
     seed: int
     settings: dict[str, Any] = Field(description="as `GET /v1/jobs/{id}` has them")
     inference_time_s: float | None = Field(None, description="seconds of its last run")
+    stage_durations: dict[str, float] | None = Field(
+        None, description="seconds of each phase; stage_0_gen_ms: milliseconds without the queue"
+    )
+    peak_memory_mb: float | None = Field(
+        None, description="peak memory of the device; null in lists and if unknown"
+    )
 
 
 class MeshJob(JobRecord):

@@ -100,7 +100,8 @@ async def infer(context: Context) -> Response:
 
 def _body(values: dict[str, Any], request: Any) -> schema.ImageRequest:
     """Convert the parameters to a body."""
-    for name in ("n", "stream", "partial_images", "response_format", "background_job"):
+    for name in ("n", "stream", "partial_images", "response_format", "background_job",
+                 "return_stage_metrics"):  # fmt: skip
         value = values.pop(name, None)
         if value is not None and value is not False and (name, value) != ("n", 1):
             raise UnsupportedParameter.of(name, value, "the answer is one picture: leave it out")

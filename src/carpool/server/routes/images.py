@@ -18,6 +18,7 @@ from carpool.server.image_request import ParsedImageRequest
 from carpool.server.requests import parse_image_request, read_form
 from carpool.server.responses.downloads import PARTS, Download
 from carpool.server.responses.respond import respond
+from carpool.server.responses.stage_metrics import stage_metrics
 from carpool.server.responses.stream import STREAMED
 from carpool.server.routes.jobs import ACCEPTED, TYPES, file_of, status_of, submit_images
 from carpool.server.state import AppState, AuthenticatedRequest
@@ -77,7 +78,11 @@ async def _answer(context: AuthenticatedRequest, image_request: ParsedImageReque
     if image_request.body.background_job:
         record = await submit_images(context, image_request)
         return JSONResponse((await status_of(context, record)).model_dump(), 202)
-    return await respond(context, image_request)
+    answer = await respond(context, image_request)
+    if image_request.body.return_stage_metrics and isinstance(answer, schema.ImagesResponse):
+        metrics = await stage_metrics(context.state, image_request.model.id, answer.timings)
+        return answer.model_copy(update={"metrics": metrics})
+    return answer
 
 
 @router.get("/models", description="List the served models.")

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +24,10 @@ from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.openai_fields import video_request
 from carpool.server.requests import read_form
 from carpool.server.responses.downloads import PARTS, Download, warnings_header
+from carpool.server.responses.stage_metrics import peak_memory_mb, stage_durations
 from carpool.server.routes import jobs
 from carpool.server.state import AppState, AuthenticatedRequest
+from carpool.types import Timings
 from carpool.worker.protocol import Done
 
 FILES = {"video": "video.mp4", "thumbnail": "thumbnail.webp", "spritesheet": "spritesheet.jpg"}
@@ -60,13 +63,25 @@ async def _video(state: AppState, record: Record) -> Video:
     if record.state != "completed":
         fields["completed_at"] = None
     if record.state == "completed" and record.started_s is not None and record.ended_s:
-        fields["inference_time_s"] = round(max(record.ended_s - record.started_s, 0.0), 3)
+        took_s = round(max(record.ended_s - record.started_s, 0.0), 3)
+        fields["inference_time_s"] = took_s
+        fields["stage_durations"] = {"stage_0_gen_ms": round(1000 * took_s)}
+        if record.timings is not None:
+            fields["stage_durations"] = stage_durations(Timings(**record.timings))
     return Video(
         status=STATUS.get(record.state, record.state), size=data.get("size", ""),
         seconds=str(body.get("seconds", f"{length / fps:.4g}")), prompt=body.get("prompt", ""),
         remixed_from_video_id=data.get("remixed_from"), fps=fps, num_frames=length,
         seed=body.get("seed", 0), settings=jobs.settings_of(record), **fields,
     )  # fmt: skip
+
+
+async def _video_with_memory(state: AppState, record: Record) -> Video:
+    """The same, with the peak memory of a completed video; lists skip this call to the worker."""
+    video = await _video(state, record)
+    if video.status == "completed":
+        video.peak_memory_mb = await peak_memory_mb(state, video.model)
+    return video
 
 
 @contextmanager
@@ -131,16 +146,18 @@ async def _create(context: AuthenticatedRequest) -> Record:
 async def create_video_at_once(context: Context) -> Download:
     """Make a video and answer with the MP4 file; a disconnect cancels the request.
 
-    The headers `x-video-id`, `x-model`, `x-inference-time-s` and `x-warnings` (a JSON list)
-    describe it.
+    The headers `x-video-id`, `x-model`, `x-inference-time-s`, `x-stage-durations`,
+    `x-peak-memory-mb` and `x-warnings` (a JSON list) describe it.
     """
     state = context.state
     record = await jobs.wait_for_end(context, await _create(context))
     answer = await jobs.file_of(state, record, FILES["video"])
-    video = await _video(state, record)
+    video = await _video_with_memory(state, record)
     answer.headers["x-video-id"], answer.headers["x-model"] = video.id, quote(video.model)
     answer.headers["x-inference-time-s"] = f"{video.inference_time_s or 0:.3f}"
+    answer.headers["x-stage-durations"] = json.dumps(video.stage_durations or {})
     answer.headers.update(warnings_header(video.warnings))
+    answer.headers["x-peak-memory-mb"] = f"{video.peak_memory_mb or 0:.3f}"
     return answer
 
 
@@ -155,7 +172,7 @@ async def list_videos(context: Context, part: jobs.PageQuery) -> Page[Video]:
 
 @router.get("/videos/{video_id}", description="The state of a video.")
 async def get_video(video_id: str, response: Response, context: Context) -> Video:
-    video = await _video(context.state, await _get(video_id, context))
+    video = await _video_with_memory(context.state, await _get(video_id, context))
     low, high = POLL_MS
     wait_ms = 2 * low if video.eta_s is None else 1000 * video.eta_s / 20
     response.headers["openai-poll-after-ms"] = str(round(min(max(wait_ms, low), high)))

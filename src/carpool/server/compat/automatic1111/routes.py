@@ -29,9 +29,9 @@ from carpool.server.compat.automatic1111 import bodies, fields
 from carpool.server.dependencies import AuthenticatedRoute, Context, WorkRoute, router_of
 from carpool.server.requests import MakeMask, parse_image_request
 from carpool.server.responses.respond import respond
+from carpool.server.responses.stage_metrics import PATIENCE_S
 from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
 
-PATIENCE_S = 1.0  # timeout of a request's progress
 _RUNNING: WeakKeyDictionary[AppState, dict[str, dict[asyncio.Task[Any], str]]] = WeakKeyDictionary()
 EMPTY_LISTS: dict[str, Any] = {
     "upscalers": [], "latent-upscale-modes": [], "sd-vae": [], "prompt-styles": [],

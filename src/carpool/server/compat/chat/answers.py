@@ -15,6 +15,8 @@ from fastapi.sse import format_sse_event
 from carpool.server.bodies import schema
 from carpool.server.compat.chat import bodies
 from carpool.server.image_request import ParsedImageRequest, encoded
+from carpool.server.responses.stage_metrics import stage_durations
+from carpool.types import Timings
 from carpool.worker import protocol
 
 
@@ -66,27 +68,35 @@ class ImageChunks(Chunks):
 
     image_request: ParsedImageRequest
     has_parts: bool
+    has_metrics: bool
     _usages: list[protocol.TokenUsage] = field(default_factory=list)
+    _timings: list[Timings] = field(default_factory=list)
     _warnings: dict[str, None] = field(default_factory=dict)  # in order of arrival
 
     def __call__(self, number: int, update: protocol.Done) -> bytes:
         """The events of a picture. Encodes it: call it on a thread."""
         image_request = self.image_request
         self._usages.append(update.usage)
+        self._timings.append(update.timings)
         self._warnings |= dict.fromkeys(update.warnings)
         file = image_request.file(number, update.pictures[0], update.settings)
         part = _part(encoded(file), image_request.format, update.seed, update.skipped_steps)
         # vLLM-Omni's clients read `modality`
         events = [self.chunk(_placed([part], self.has_parts), modality="image")]
         if len(self._usages) == len(image_request.requests):
-            extra: dict[str, Any] = {"warnings": [*self._warnings]} if self._warnings else {}
+            timings = max(self._timings, key=lambda timings: timings.total_s)
+            metrics = {"metrics": {"stage_durations": stage_durations(timings)}}
+            extra: dict[str, Any] = metrics if self.has_metrics else {}
+            extra = extra | ({"warnings": [*self._warnings]} if self._warnings else {})
             events.append(self.chunk({}, finish_reason="stop", **extra))
             if self.has_usage:
                 usage = usage_of(image_request.usage(self._usages)).model_dump()
                 events.append(self.event(choices=[], usage=usage))
         return b"".join(events)
 
-    def completion(self, images: schema.ImagesResponse) -> bodies.ChatCompletion:
+    def completion(
+        self, images: schema.ImagesResponse, metrics: schema.StageMetrics | None
+    ) -> bodies.ChatCompletion:
         """The answer with all pictures, as one JSON object."""
         parts = [
             _part(image.b64_json or "", images.output_format, image.seed, image.skipped_steps)
@@ -96,7 +106,7 @@ class ImageChunks(Chunks):
         return bodies.ChatCompletion(
             id=f"chatcmpl-{self.request_id}", created=images.created, model=images.model,
             choices=[bodies.ChatChoice(message=message)], usage=usage_of(images.usage),
-            warnings=images.warnings, settings=images.settings,
+            metrics=metrics, warnings=images.warnings, settings=images.settings,
         )  # fmt: skip
 
 

@@ -68,6 +68,7 @@ class ChatRequest(BaseModel):
     image_config: dict[str, Any] | None = Field(
         None, description='{"aspect_ratio": "16:9", "image_size": "1K"}; alternative to size'
     )
+    return_stage_metrics: bool | None = Field(None, description="include `metrics` in the answer")
 
 
 class ImageURL(BaseModel):
@@ -120,6 +121,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: ChatUsage
+    metrics: schema.StageMetrics | None = None
     warnings: list[str] | None = Field(None, description="for example: the prompt was truncated")
     settings: dict[str, Any] | None = Field(default=None, description=schema.SETTINGS)
 

@@ -16,6 +16,7 @@ from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.openai_fields import check_characters
 from carpool.server.requests import parse_image_request
 from carpool.server.responses.respond import respond
+from carpool.server.responses.stage_metrics import stage_metrics
 from carpool.server.responses.stream import STREAMED, EventStream
 from carpool.server.state import AuthenticatedRequest, ServedModel
 
@@ -28,7 +29,7 @@ router = router_of(WorkRoute, "/v1")
 )  # fmt: skip
 async def create_chat_completion(context: Context) -> Any:
     """Answer a conversation: language models write, other models draw the last message."""
-    request = context.request
+    state, request = context.state, context.request
     values = await read_json(request)
     without_pictures({name: value for name, value in values.items() if name != "messages"})
     check_characters({"messages": values.get("messages")})
@@ -45,16 +46,18 @@ async def create_chat_completion(context: Context) -> Any:
     talk = bodies.conversation(model.card, chat)
     body = validated(schema.ImageRequest, talk.values)
     has_parts = chat.modalities is None
+    has_metrics = bool(chat.return_stage_metrics) or has_parts
     image_request = await parse_image_request(context, body, talk, model=model)
     chunks = ImageChunks(
         request_id=request.scope["request_id"], model=model.id, has_usage=has_usage,
-        image_request=image_request, has_parts=has_parts,
+        image_request=image_request, has_parts=has_parts, has_metrics=has_metrics,
     )  # fmt: skip
     image_request.chunks = chunks
     answer = await respond(context, image_request, modalities=chat.modalities, has_usage=has_usage)
     if isinstance(answer, EventStream):
         return answer
-    return _json(chunks.completion(answer))
+    metrics = await stage_metrics(state, model.id, answer.timings) if has_metrics else None
+    return _json(chunks.completion(answer, metrics))
 
 
 def _json(answer: bodies.ChatCompletion) -> JSONResponse:

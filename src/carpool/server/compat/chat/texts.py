@@ -30,9 +30,7 @@ from carpool.worker import protocol
 
 LIMITS = ("max_completion_tokens", "max_tokens")
 """OpenAI's names of the token limit, the current one first."""
-NEUTRAL = ("prompt_cache_key", "parallel_tool_calls", "return_stage_metrics")
-"""Fields that do not change the text."""
-
+NEUTRAL = ("prompt_cache_key", "parallel_tool_calls")  # they do not change the text
 _IDLE: dict[str, Sequence[Any]] = {  # fields without effect: values that need no warning
     "store": (False,), "metadata": ({},), "service_tier": ("auto", "default"),
 }  # fmt: skip
@@ -160,9 +158,9 @@ async def parse_text_request(
     if modalities:
         rule = 'only texts are written here: leave it out, or send ["text"]'
         raise UnsupportedParameter.of("modalities", chat.modalities, rule)
-    if chat.image_config:
-        rule = "is only for pictures: leave it out"
-        raise UnsupportedParameter(f"image_config {rule}", param="image_config")
+    for option in ("image_config", "return_stage_metrics"):
+        if getattr(chat, option):
+            raise UnsupportedParameter(f"{option} is only for pictures: leave it out", param=option)
     body = validated(TextRequest, values)
     fields = body.model_dump(exclude_unset=True)
     parameters = pipeline_parameters(model, body, fields, "text", context.client)

@@ -16,7 +16,7 @@ from carpool.server.bodies.json_bodies import in_text
 NESTED = ("extra_body", "diffusers_kwargs", "extra_params", "extra_args")
 """Objects whose fields are merged into the top level."""
 
-NEUTRAL = frozenset({"bot_task", "save_output", "output_quality", "return_stage_metrics"})
+NEUTRAL = frozenset({"bot_task", "save_output", "output_quality"})
 """Fields about the server's operation or reports, or (bot_task) a separate language model."""
 
 _SWITCHES = """enable_teacache enable_cache_dit enable_spectrum enable_upscaling
