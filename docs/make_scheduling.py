@@ -79,8 +79,8 @@ PEERS = """\
 ## The peers' modes, to the letter
 
 The peers are SGLang-Diffusion and vLLM-Omni. `dynamic` is SGLang-Diffusion's batching (0.5.23),
-`request` is vLLM-Omni's at request level (0.30.0), with the same flags, files and batches. As
-there, a request with n outputs is one request; in `continuous` and `off` its
+`request` is vLLM-Omni's at request level (0.30.0), with the same flags, files, batches and log
+lines. As there, a request with n outputs is one request; in `continuous` and `off` its
 outputs are scheduled one by one. The mode's own cap limits a batch, not `--max-batch-size`.
 Differences:
 
@@ -97,8 +97,8 @@ cannot share a forward run one by one, as there |
 default | the results are equal |
 | outputs of one request | one message | outputs that come 0.1 s after the others are another \
 batch | each can be cancelled and restarted alone |
-| a log line for each batch | always, or with `--enable-batching-metrics` | none; that flag is \
-ignored | `/metrics` and `/stats` have the widths |
+| `Processed ...` and `Batch admission ...` in the log | always | with \
+`--enable-batching-metrics` | the log is quiet by default |
 | failing batch | all its requests fail | only the faulty request fails \
 ([reliability](reliability.md)) | |
 

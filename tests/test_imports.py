@@ -137,6 +137,7 @@ CLAIMS: dict[str, list[Check]] = {  # a module or a package: what its docstring 
     "carpool.schedule.peers.compatibility": [NO_CLOCK],
     "carpool.schedule.policy": [NO_TORCH, NO_CLOCK],
     "carpool.server": [NO_TORCH],
+    "carpool.telemetry.sglang_metrics": [NO_CLOCK, ("not directly", ("pathlib", "logging"))],
     "carpool.types": [NO_TORCH, ("never", ("pathlib", "os", "socket", "asyncio"))],
     "carpool_lab.load.generator": [("not directly", ("httpx2", "socket"))],
     "carpool_lab.workload": [("not directly", ("time", "datetime", "asyncio", "httpx2"))],

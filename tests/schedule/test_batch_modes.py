@@ -1,6 +1,7 @@
 """Every batching mode gives everybody the picture of the plain pipeline, and batches as it says."""
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -60,8 +61,10 @@ def test_dynamic_runs_the_compatible_of_the_whole_line_together_to_the_end() -> 
         drive.turn_until(lambda: heard[0].is_done)
         assert [one.is_done for one in heard] == [True, True, False, True, False]
         drive.finish()
+        batches = drive.engine.statistics()["batches"]
 
     assert drive.widths("transformer") == [3] * 4 + [1] * 2 + [1] * 3
+    assert batches["dispatches"] == 3
 
 
 def test_request_mode_takes_the_line_as_it_stands() -> None:
@@ -72,11 +75,19 @@ def test_request_mode_takes_the_line_as_it_stands() -> None:
     assert drive.widths("transformer") == [2] * 4 + [1] * 2 + [1] * 4 + [1] * 3
 
 
-def test_a_dynamic_batch_waits_for_others() -> None:
+def test_a_dynamic_batch_waits_for_others_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     clock = VirtualClock()
-    with driving(
-        "flux", clock=clock, mode="dynamic", batching_max_size=4, batching_delay_ms=5.0
-    ) as drive:
+    with (
+        caplog.at_level(logging.INFO, "carpool"),
+        driving(
+            "flux",
+            clock=clock,
+            mode="dynamic",
+            batching_max_size=4,
+            batching_delay_ms=5.0,
+            enable_batching_metrics=True,
+        ) as drive,
+    ):
         drive.submit(**BASE)
         assert not drive.engine.step()  # its delay runs
         assert drive.engine.scheduler.wake_s == pytest.approx(0.005)
@@ -87,6 +98,16 @@ def test_a_dynamic_batch_waits_for_others() -> None:
         drive.finish()
 
     assert set(drive.widths("transformer")) == {2}
+    assert [record.message for record in caplog.records if "atch" in record.message] == [
+        "Batch admission enabled: user_max=4, device_memory=0.0GiB, rules=0",
+        "Dynamic batch metrics enabled; logging summary every 5 dispatches.",
+        "Dynamic batch dispatch: requests=2, outputs=2/4, user_max_outputs=4, queue_wait=5.00ms, "
+        "stop_reason=delay",
+        "Processed dynamic batch of 2/4 request(s) with max_delay=5.00ms",
+        "Dynamic batch stats (last 1 dispatches): avg_requests=2.00, avg_outputs=2.00, "
+        "merged_rate=100.0%, full_rate=0.0%, utilization=50.0%, wait_avg=5.00ms, wait_p95=5.00ms, "
+        "top_rejects=none",
+    ]
 
 
 def test_a_batching_config_caps_what_its_rules_match(tmp_path: Path) -> None:
@@ -231,8 +252,11 @@ def test_dynamic_runs_a_request_of_more_outputs_than_its_cap_as_one_batch() -> N
         ask(drive, 2, "two more")
         ask(drive, 1, "one")
         drive.finish()
+        batches = drive.engine.statistics()["batches"]
 
     assert drive.widths("transformer") == [6] * 3 + [4] * 3 + [1] * 3
+    assert (batches["dispatches"], batches["requests"], batches["outputs"]) == (3, 4, 11)
+    assert batches["stop_reasons"] == {"config_cap": 2, "delay": 1}
 
 
 def test_request_mode_counts_requests_and_not_their_outputs() -> None:

@@ -13,6 +13,7 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.policy import Policy, build, weights
 from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
 from carpool.settings.peers.sglang_rules import Server
+from carpool.telemetry.sglang_metrics import Dispatches
 
 KIND = CallKind("transformer.forward", 100)
 MODES: dict[str, Callable[[], Policy]] = {
@@ -26,7 +27,7 @@ MODES: dict[str, Callable[[], Policy]] = {
 def built(**settings: object) -> Policy:
     chosen = EngineSettings(**settings)  # type: ignore[arg-type]
     server = Server("model", None, False)
-    return build(chosen, Costs(), server)
+    return build(chosen, Costs(), server, Dispatches(), lambda line: None)
 
 
 def parked(order: int, *, key: str = "a", rows: int = 1, cap: int = 4) -> ParkedCall:

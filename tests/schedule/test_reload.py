@@ -15,6 +15,7 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.policy import Policy, build, reload
 from carpool.schedule.views import QueuedRequest
 from carpool.settings.peers.sglang_rules import Server
+from carpool.telemetry.sglang_metrics import Dispatches
 from support.engine_driver import driving
 from support.lora_files import adapter
 
@@ -151,7 +152,7 @@ def test_batching_rules_are_read_again_and_broken_ones_change_nothing(tmp_path: 
     settings = EngineSettings(
         batching_mode="dynamic", batching_max_size=8, batching_config=str(file)
     )
-    policy = build(settings, Costs(), SERVER)
+    policy = build(settings, Costs(), SERVER, Dispatches(), lambda line: None)
     assert batch(policy) == 2
 
     config(file, 5)
@@ -168,6 +169,6 @@ def test_batching_rules_are_read_again_and_broken_ones_change_nothing(tmp_path: 
 @pytest.mark.parametrize("mode", ["off", "request", "continuous"])
 def test_modes_without_rules_have_nothing_to_read(mode: str) -> None:
     settings = EngineSettings(batching_mode=mode)  # type: ignore[arg-type]
-    policy = build(settings, Costs(), SERVER)
+    policy = build(settings, Costs(), SERVER, Dispatches(), lambda line: None)
 
     reload(policy, settings, SERVER)

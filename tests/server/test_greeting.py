@@ -14,7 +14,8 @@ from support.server_process import serving
 
 
 @pytest.mark.timeout(150)
-def test_a_start_says_what_was_loaded_and_where() -> None:
+def test_a_start_says_what_was_loaded_where_and_an_end_what_was_batched() -> None:
+    """A request of many images is one batch; the last window of metrics comes at the end."""
     flags = ("--batching-max-size", "4", "--enable-batching-metrics", "--num-gpus", "1")
     with serving(*flags) as server:
         assert len(server.draw(n=6).json()["data"]) == 6
@@ -29,8 +30,16 @@ def test_a_start_says_what_was_loaded_and_where() -> None:
     assert f"Playground: {server.url}/\n" in greeting
     assert "Loading pipeline components" not in log  # a library's bar
     assert "torchvision" not in log  # a library's warning
-    assert "carpool: --enable-batching-metrics is ignored: /metrics has the widths" in log
-    assert "the settings choose batching mode dynamic\n" in log
+    said = [line.split(" INFO ")[-1] for line in log.splitlines() if "atch" in line]
+    assert said[0].endswith("the settings choose batching mode dynamic")
+    assert [line.split(", queue_wait")[0].split(", wait_avg")[0] for line in said[1:]] == [
+        "Batch admission enabled: user_max=4, device_memory=0.0GiB, rules=0",
+        "Dynamic batch metrics enabled; logging summary every 5 dispatches.",
+        "Dynamic batch dispatch: requests=1, outputs=6/4, user_max_outputs=4",
+        "Dynamic batch dispatch: requests=1, outputs=1/4, user_max_outputs=4",
+        "Dynamic batch stats (last 2 dispatches): avg_requests=1.00, avg_outputs=3.50, "
+        "merged_rate=0.0%, full_rate=50.0%, utilization=87.5%",
+    ]
 
 
 def cards() -> dict[str, Card]:

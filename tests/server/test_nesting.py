@@ -22,6 +22,7 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.policy import build, reload
 from carpool.settings.peers.sglang_rules import Server, load_rules
 from carpool.settings.peers.vllm_omni_deploy import load_deploy
+from carpool.telemetry.sglang_metrics import Dispatches
 from carpool_lab.simulate.command import simulate
 from carpool_lab.workload import generators, read_mix, read_trace
 from support.engine_driver import driving
@@ -80,7 +81,7 @@ def test_at_a_hangup_too_and_the_old_rules_stay(tmp_path: Path) -> None:
     file = tmp_path / "rules.json"
     file.write_text(f"[{RULE.format('null')}]")
     settings = EngineSettings(batching_mode="dynamic", batching_config=str(file))
-    policy = build(settings, Costs(), SERVER)
+    policy = build(settings, Costs(), SERVER, Dispatches(), lambda line: None)
     before = policy.caps  # type: ignore[attr-defined]
 
     file.write_text(nested(200_000))

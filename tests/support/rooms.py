@@ -20,18 +20,18 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_471),
+    "engine": (13_800, 25_489),
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 3_911),
-    "worker": (2_500, 2_967),
-    "server": (5_000, 6_496),
-    "compat": (1_300, 2_115),
-    "jobs, media": (3_000, 3_795),
+    "worker": (2_500, 2_971),
+    "server": (5_000, 6_577),
+    "compat": (1_300, 2_129),
+    "jobs, media": (3_000, 3_799),
     "python, cli, settings": (4_800, 4_800),
-    "others": (4_200, 4_608),
+    "others": (4_200, 4_781),
     "lab": (4_200, 5_328),
     "benchmarks, proof": (7_400, 7_031),
-    "tests": (50_000, 73_951),
+    "tests": (50_000, 74_223),
 }
 
 

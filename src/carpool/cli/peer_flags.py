@@ -33,7 +33,6 @@ PASSED_OVER = {
     "sleep_on_idle": "an idle engine always sleeps",
     "async_output_save": "pictures are always written while the next forward runs",
     "enable_metrics": "/metrics is always available",
-    "enable_batching_metrics": "/metrics has the widths of forwards, and why they are no wider",
     "trust_remote_code": "code from checkpoints never runs",
     "enforce_eager": "forwards are always eager",
 }  # fmt: skip

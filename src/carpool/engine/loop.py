@@ -84,6 +84,7 @@ class EngineCore:
         self.progress = parts.heartbeat.read  # like the next two, for any thread
         self.scheduler = Scheduler(parts, table, policy)
         self.estimate = self.scheduler.admission.estimate
+        self.log_last_batches = self.scheduler.log_last_batches
         self._observers: list[ForwardObserver] = [
             self.scheduler.forward, self._stats.forward, self._timelines.forward, *observers
         ]  # fmt: skip

@@ -3,8 +3,11 @@
 It builds the policy's views of requests. `learning.py` learns the durations of forwards.
 """
 
+import logging
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -27,7 +30,10 @@ from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.schedule.sweep import choose_sweep, sweep_s
 from carpool.schedule.views import NO_KIND, Admission, Choice, ParkedCall, QueuedRequest
 from carpool.telemetry.activity import Snapshot
+from carpool.telemetry.sglang_metrics import Dispatches
 from carpool.types import CheckedRequest, RequestSize
+
+log = logging.getLogger("carpool")
 
 KEEP_EVERY_S = 30.0
 REPORT_EVERY_S = 1.0
@@ -50,9 +56,13 @@ class Scheduler:
         self.costs = table.costs if table else Costs()
         self.widths = WidthLimits()
         self._predictor = Predictor(loaded.card, self.costs, loaded.vae_scale_px)
+        self._dispatches = Dispatches(settings.batching_metrics_format)
+        say = partial(log.info, "%s") if settings.enable_batching_metrics else lambda line: None
+        self._say: Callable[[str], None] = say
+        self._ending = threading.Lock()
         self._server = loaded.server
         self.costs.runs_ahead = loaded.device.runs_ahead
-        self._policy = policy or build(settings, self.costs, self._server)
+        self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self.kind = NO_KIND  # kind of the last chosen forward
         self._sweep_s: float | None = None  # predicted seconds of the sweep; 0: unknown
         self.admission = AdmissionControl(queue, settings, self._predictor, clock)
@@ -261,9 +271,15 @@ class Scheduler:
             self._table.keep()
             self._kept_s = self._clock()
 
+    def log_last_batches(self) -> None:
+        """Log the summary of the last batches of `dynamic`; from any thread."""
+        with self._ending:
+            for line in self._dispatches.window():
+                self._say(line)
+
     def close(self) -> None:
-        """Write the learned costs."""
-        for work in (self.learning.learn, self.keep):
+        """Log the last batches, and write the learned costs."""
+        for work in (self.learning.learn, self.log_last_batches, self.keep):
             self._stages.contain("learn", None, work)
 
     def snapshot(self, running: Sequence[RequestState]) -> Snapshot:
@@ -273,7 +289,7 @@ class Scheduler:
         return snapshot(self._clock(), running, queued, starts_s, self.costs.slowdown)
 
     def statistics(self) -> dict[str, Any]:
-        """Reasons for widths, seconds of forwards, costs, overload."""
+        """Reasons for widths, seconds of forwards, costs, overload, batches of `dynamic`."""
         return {
             "waiting_work_s": self._waiting_s * self.costs.slowdown,
             "overload": self.admission.to_json(),
@@ -284,6 +300,7 @@ class Scheduler:
             "seconds": self.learning.statistics(),
             "costs": self.costs.to_json(),
             "speed_factor": self.costs.slowdown,
+            "batches": self._dispatches.summary(),
         }
 
 

@@ -42,6 +42,8 @@ class LoadSettings(TypedDict, total=False):
     batching_max_size: int
     batching_delay_ms: float
     batching_config: str | PathLike[str] | None
+    enable_batching_metrics: bool
+    batching_metrics_format: engine.MetricsFormat
     max_num_seqs: int
     request_batch_max_wait_ms: float
     default_sampling_params: str | None

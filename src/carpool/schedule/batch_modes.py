@@ -17,6 +17,7 @@ from carpool.schedule.peers.batches import (
 )
 from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 from carpool.settings.peers.sglang_rules import Caps
+from carpool.telemetry.sglang_metrics import Dispatches, processed
 
 
 class _WholeBatches:
@@ -51,10 +52,16 @@ class Dynamic(_WholeBatches):
     caps: Callable[[QueuedRequest], Caps] | None = (
         None  # caps of a batching config; None: `max_size` alone
     )
+    dispatches: Dispatches = field(default_factory=Dispatches)  # counts every batch
+    say: Callable[[str], None] = lambda line: None  # logs a line
+    _running: int = 0  # requests of the running batch
 
     def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
         if running:
             return Admission(())
+        if self._running > 1:
+            self.say(processed(self._running, self.max_size, self.delay_s))
+        self._running = 0
         queue, again_s = grouped_requests(waiting, len(waiting), now_s)
         if not queue:
             return Admission((), wake_s=again_s)
@@ -63,6 +70,17 @@ class Dynamic(_WholeBatches):
         batch = fill(head, rest, caps, self.max_size)
         if (leaves_s := wait_until(head, batch, self.delay_s)) > now_s:
             return Admission((), wake_s=min(leaves_s, again_s))
+        for text in self.dispatches.record(
+            batch.outputs,
+            batch.cap,
+            self.max_size,
+            now_s - head.arrived_s,
+            batch.stop_reason,
+            batch.rejects,
+            requests=1 + len(batch.joined),
+        ):
+            self.say(text)
+        self._running = 1 + len(batch.joined)
         batched = [queue[0], *(queue[1 + place] for place in batch.joined)]
         return Admission(_numbers(batched), stop_reason=batch.stop_reason)
 

@@ -15,6 +15,7 @@ from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs
 from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 from carpool.settings.peers.sglang_rules import BatchingRule, Caps, Server, caps, load_rules
+from carpool.telemetry.sglang_metrics import Dispatches, started
 from carpool.types import Phase
 
 WHOLE_BATCH = 1 << 30  # more rows than any batch has
@@ -52,7 +53,13 @@ class Policy(Protocol):
         ...
 
 
-def build(settings: EngineSettings, costs: Costs, server: Server) -> Policy:
+def build(
+    settings: EngineSettings,
+    costs: Costs,
+    server: Server,
+    dispatches: Dispatches,
+    say: Callable[[str], None],
+) -> Policy:
     """The policy of the settings' mode.
 
     Raises:
@@ -63,7 +70,10 @@ def build(settings: EngineSettings, costs: Costs, server: Server) -> Policy:
             return Off()
         case "dynamic":
             max_size, delay_s = settings.batching_max_size, settings.batching_delay_ms / 1000
-            return Dynamic(max_size, delay_s, _caps(_rules(settings), server, max_size))
+            rules = _rules(settings)
+            for line in started(max_size, server.device_memory_gib, len(rules)):
+                say(line)
+            return Dynamic(max_size, delay_s, _caps(rules, server, max_size), dispatches, say)
         case "request":
             return Waves(settings.max_num_seqs, settings.request_batch_max_wait_ms / 1000)
         case "continuous":

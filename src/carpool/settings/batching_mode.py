@@ -9,6 +9,7 @@ from carpool.settings.engine import BatchingMode, EngineSettings
 
 MODES_OF: Mapping[str, BatchingMode] = {
     "batching_max_size": "dynamic", "batching_delay_ms": "dynamic", "batching_config": "dynamic",
+    "enable_batching_metrics": "dynamic", "batching_metrics_format": "dynamic",
     "max_num_seqs": "request", "request_batch_max_wait_ms": "request",
 }  # fmt: skip
 """Settings that only one mode has: they select that mode."""

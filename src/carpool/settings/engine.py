@@ -15,6 +15,7 @@ IsolationMode = Literal["auto", "shared", "private"]
 ContextParallelKind = Literal["ulysses", "ring"]
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 NotNegative = Annotated[float, Meta(ge=0, le=FINITE)]
+MetricsFormat = Literal["current", "docs"]
 OF_FILES = ("dtype", "revision", "variant", "model_config", "component", "quantize", "embeddings")
 """Settings about loading a model, without effect on a loaded pipeline."""
 
@@ -136,6 +137,12 @@ class EngineSettings:
         0.0, "dynamic: longest wait of the first request for its batch to fill", "ms"
     )
     batching_config: str | None = setting(None, "dynamic: JSON file of rules that cap batches")
+    enable_batching_metrics: bool = setting(False, "dynamic: log a line for every batch")
+    batching_metrics_format: MetricsFormat = setting(
+        "current",
+        "dynamic: format of those lines: current as SGLang-Diffusion 0.5.23 prints them, docs as "
+        "its page about batching shows them",
+    )
     max_num_seqs: Positive = setting(1, "request: largest wave", "requests")
     request_batch_max_wait_ms: NotNegative = setting(
         0.0, "request: longest wait for a wave to fill", "ms"

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from carpool.errors import CarpoolError, LoadFailed, reason
 from carpool.telemetry import logs, standard_streams, tracing
@@ -36,6 +37,7 @@ class WorkerProcess:
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._stream = connection, connection.makefile("rb")
         self._tracing = tracing.Tracing()
+        self._at_end: Callable[[], None] = lambda: None
         self._is_ending = threading.Lock()
         self._handler: MessageHandler | None = None  # set once the model is loaded
         self._outbox = queue.SimpleQueue[protocol.ToFront | ProgressUpdate | None]()
@@ -57,6 +59,7 @@ class WorkerProcess:
             why = f"{type(error).__name__}: {' '.join(reason(error).split())}"
             self._refuse(LoadFailed(f"cannot load {first.factory or first.model}: {why}"))
             return
+        self._at_end = handler.engine.log_last_batches
         handler.start(self._hang_up)
         self._handler = handler
         while (message := self._next()) is not None:
@@ -97,6 +100,7 @@ class WorkerProcess:
         """End the process at once, even during a forward."""
         self._is_ending.acquire()  # never released: the first caller ends the process
         self._tracing.stop()
+        self._at_end()
         os._exit(0)
 
     def send(self, message: protocol.ToFront) -> None:

@@ -1,6 +1,7 @@
 """Batches of `dynamic` and `request`: one example for each rule, a property for each promise."""
 
 import dataclasses
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -30,17 +31,18 @@ def test_everybody_who_fits_joins_the_head_and_who_differs_is_no_barrier() -> No
     assert batch.joined == (0, 3)
     assert batch.outputs == 3
     assert not batch.is_closed
+    assert batch.rejects == {"sampling_params.width": 1, "image_conditioning": 1}
     assert batch.stop_reason == "sampling_params.width"
 
 
 def test_a_batch_that_takes_the_whole_line_is_small_for_its_delay() -> None:
-    assert fill(LARGE, [LARGE], Caps(8), 8) == Batch((0,), 2, False, "delay")
+    assert fill(LARGE, [LARGE], Caps(8), 8) == Batch((0,), 2, False, "delay", Counter(), 8)
 
 
 def test_a_batch_at_the_users_cap_is_closed_and_says_so() -> None:
     batch = fill(LARGE, [LARGE] * 5, Caps(3), 3)
 
-    assert batch == Batch((0, 1), 3, True, "config_cap:3")
+    assert batch == Batch((0, 1), 3, True, "config_cap:3", Counter(), 3)
 
 
 def test_a_batch_at_a_rules_cap_is_closed_and_says_so() -> None:
@@ -54,6 +56,7 @@ def test_caps_count_outputs_and_who_is_too_large_is_passed_over() -> None:
 
     assert (batch.joined, batch.outputs, batch.is_closed) == ((1,), 3, False)
     assert batch.stop_reason == "config_cap:4"
+    assert batch.rejects == {"config_cap:4": 1}
 
 
 def test_a_head_above_its_cap_runs_alone() -> None:
@@ -83,13 +86,15 @@ def test_who_costs_more_than_is_left_is_passed_over() -> None:
     batch = fill(costly(LARGE, 1), [costly(LARGE, 9), costly(LARGE, 1)], Caps(8, cost=5), 8)
 
     assert batch.joined == (1,)
-    assert batch.stop_reason == "cost_budget:10>5"
+    assert batch.rejects == {"cost_budget:10>5": 1}
 
 
 def test_a_head_that_shares_with_nobody_does_not_wait() -> None:
     batch = fill(PAINTED, [PAINTED, LARGE], Caps(8), 8)
 
-    assert batch == Batch((), 1, True, "head:image_conditioning")
+    assert batch == Batch(
+        (), 1, True, "head:image_conditioning", Counter(["head:image_conditioning"]), 1
+    )
     assert wait_until(PAINTED, batch, delay_s=5.0) == PAINTED.arrived_s
 
 
@@ -130,6 +135,18 @@ def test_a_batch_keeps_its_caps_unless_it_is_a_lone_head(
         assert caps.cost is None or sum(member.cost for member in members) <= caps.cost
         assert len({member.signature["width"] for member in members}) == 1
     assert list(batch.joined) == sorted(set(batch.joined))
+
+
+@given(LINES, CAPS)
+def test_everybody_in_line_has_joined_or_is_counted_unless_the_batch_is_closed(
+    line: list[QueuedRequest], caps: Caps
+) -> None:
+    batch = fill(line[0], line[1:], caps, 8)
+
+    rejects = [reason for reason in batch.rejects.elements() if not reason.startswith("head:")]
+    seen = len(batch.joined) + len(rejects)
+    assert batch.is_closed or seen == len(line) - 1
+    assert seen <= len(line) - 1
 
 
 @given(LINES, CAPS, st.integers(1, 8))

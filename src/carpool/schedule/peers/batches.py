@@ -12,6 +12,7 @@ Source: SGLang-Diffusion 0.5.23 and vLLM-Omni 0.30, as their schedulers behave.
 """
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -35,6 +36,8 @@ class Batch:
     outputs: int  # total, including the head's
     is_closed: bool  # no later request could join: do not wait
     stop_reason: str
+    rejects: Counter[str]  # why queued requests do not join, or why the head cannot batch
+    cap: int  # max outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +109,14 @@ def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_m
         requests have joined.
     """
     if user_max <= 1:
-        return Batch((), head.outputs, True, "dynamic_disabled")
+        return Batch((), head.outputs, True, "dynamic_disabled", Counter(), head.outputs)
     if unfit := signature_difference(head.signature, head.signature):
-        return Batch((), head.outputs, True, f"head:{unfit}")
+        reason = f"head:{unfit}"
+        return Batch((), head.outputs, True, reason, Counter([reason]), head.outputs)
     cap_reason = f"config_cap:{caps.outputs}"
     max_cost = math.inf if caps.cost is None else caps.cost
     joined, outputs, total = list[int](), head.outputs, head.cost
-    rejects = list[str]()
+    rejects = Counter[str]()
 
     def closed() -> str | None:
         if outputs >= caps.outputs:
@@ -125,18 +129,18 @@ def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_m
         if closed():
             break
         if difference := signature_difference(head.signature, candidate.signature):
-            rejects.append(difference)
+            rejects[difference] += 1
         elif outputs + candidate.outputs > caps.outputs:
-            rejects.append(cap_reason)
+            rejects[cap_reason] += 1
         elif total + candidate.cost > max_cost:
-            rejects.append(f"cost_budget:{_above(total + candidate.cost, max_cost)}")
+            rejects[f"cost_budget:{_above(total + candidate.cost, max_cost)}"] += 1
         else:
             joined.append(place)
             outputs += candidate.outputs
             total += candidate.cost
     closing = closed()
     reason = closing or next(iter(rejects), "delay")
-    return Batch(tuple(joined), outputs, closing is not None, reason)
+    return Batch(tuple(joined), outputs, closing is not None, reason, rejects, caps.outputs)
 
 
 def wait_until(head: QueuedRequest, batch: Batch, delay_s: float) -> float:
