@@ -276,6 +276,20 @@ def test_results_that_a_lost_log_knew_of_stay(
     assert [(folder / "files" / job / "a").read_bytes() for job in jobs] == [b"picture"] * 5
 
 
+@pytest.mark.parametrize("at", [0, 40, 9000], ids=["header", "first frame", "second page"])
+def test_a_damaged_log_of_a_killed_server_is_told(killed: tuple[Path, list[str]], at: int) -> None:
+    folder, jobs = killed
+    whole = (folder / LOG).read_bytes()
+    (folder / LOG).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+
+    refused(folder, r"jobs.sqlite-wal is damaged: \d+ changes of jobs cannot be read")
+
+    (folder / LOG).write_bytes(whole)
+    store = JobStore(folder)
+    assert [result(store, job) for job in jobs] == [b"picture"] * 5
+    store.close()
+
+
 def test_a_log_that_ends_within_a_transaction_is_as_power_loss_leaves_it(
     killed: tuple[Path, list[str]],
 ) -> None:

@@ -26,12 +26,12 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "worker": (2_500, 2_971),
     "server": (5_000, 6_577),
     "compat": (1_300, 2_129),
-    "jobs, media": (3_000, 3_799),
+    "jobs, media": (3_000, 3_887),
     "python, cli, settings": (4_800, 4_800),
     "others": (4_200, 4_781),
     "lab": (4_200, 5_328),
     "benchmarks, proof": (7_400, 7_031),
-    "tests": (50_000, 74_223),
+    "tests": (50_000, 74_232),
 }
 
 

@@ -254,6 +254,13 @@ def identify(path: Path) -> Literal["missing", "ours", "newer", "foreign"]:
     return "newer" if version > VERSION else "ours"
 
 
+def page_bytes(path: Path) -> int:
+    """The page size of a database, from its header."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(18)[16:], "big")
+    return 65536 if size == 1 else size
+
+
 def wants_room(error: BaseException | None, folder: Path) -> bool:
     """Return whether an error, or one of its causes, is a disk without space or inodes.
 

@@ -19,7 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from carpool.jobs.database import NAME as DATABASE
-from carpool.jobs.database import identify
+from carpool.jobs.database import identify, page_bytes
+from carpool.jobs.wal import unreadable_commits
 
 MARKER = "carpool-state.txt"
 FOLDERS = ("files", "inputs", "passing", "links", "journals")
@@ -49,13 +50,8 @@ class StateFolder:
                 self._lock = _locked(path / LOCK, os.O_RDWR)
             if names:
                 _check(path, names)
-            is_log_due = LOCK in names and os.pread(self._lock, len(_IS_OPEN), 0) == _IS_OPEN
-            if is_log_due and not self._log.exists():
-                raise OSError(
-                    f"{LOG} is missing: the last server was killed, and its last changes are in "
-                    f"that file. Put it back next to {DATABASE}, or remove {LOCK} to continue "
-                    "without them"
-                )
+            if LOCK in names:
+                _check_log(path, is_due=os.pread(self._lock, len(_IS_OPEN), 0) == _IS_OPEN)
             _make(path)
             if self._lock < 0:
                 self._lock = _locked(path / LOCK, os.O_RDWR | os.O_CREAT)
@@ -155,6 +151,26 @@ def _check(path: Path, names: Collection[str]) -> None:
             f"{DATABASE} is missing or empty, but its files exist: restore it, with "
             f"{LOG}, or move {LOG}, files and inputs away to start afresh"
         )
+
+
+def _check_log(path: Path, *, is_due: bool) -> None:
+    """Raise OSError if the last writes of a locked folder are missing or unreadable.
+
+    Args:
+        is_due: the last process stopped before it merged the log into the database.
+    """
+    if is_due and not (path / LOG).exists():
+        raise OSError(
+            f"{LOG} is missing: the last server was killed, and its last changes are in that "
+            f"file. Put it back next to {DATABASE}, or remove {LOCK} to continue without them"
+        )
+    if (path / DATABASE).exists():
+        commits = unreadable_commits(path / LOG, page_bytes(path / DATABASE))
+        if commits > 1:
+            raise OSError(
+                f"{LOG} is damaged: {commits} changes of jobs cannot be read. Restore it "
+                f"from a backup, or remove it and {LOCK} to continue without them"
+            )
 
 
 def _make(path: Path) -> None:
