@@ -159,13 +159,6 @@ async def test_who_expects_to_continue_is_refused_before_a_body_is_sent(
         assert (await client.until_closed()).startswith(b"HTTP/1.1 %d " % status)
 
 
-async def test_a_hundred_requests_on_one_connection_are_answered() -> None:
-    async with wired() as server, server.client() as client:
-        for request in [ALIVE] * 99 + [WHOLE]:
-            await client.send(request)
-            assert await client.status() == 200
-
-
 # Gone
 
 
