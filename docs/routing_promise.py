@@ -4,14 +4,16 @@ The promise, at every point: compared with the best other router, the mean laten
 `extra-seconds` is at most 1.02 times as high, and its p99 at most 1.10 times.
 """
 
+import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from carpool.fleet.router import Binding, Router
+from carpool.fleet.worker_load import RoutedRequest, WorkerLoad
 from carpool_lab.simulate.report import numbers
-from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.scenario import Model, mix, play
 from carpool_lab.tables import MIXED_SIZES, TABLES, siblings
 from carpool_lab.workload import Mix, Setting, bursts, generators, plan
@@ -19,6 +21,56 @@ from carpool_lab.workload import Mix, Setting, bursts, generators, plan
 OWN_ROUTER = "extra-seconds"
 MOST_MEAN, MOST_P99 = 1.02, 1.10
 LEAST_BELOW_RANDOM = 0.37  # p99 of mixed sizes at 0.7 of capacity
+
+
+BindingRule = Callable[[RoutedRequest, Sequence[WorkerLoad]], int]
+"""Chooses the worker of an arriving request; returns its index."""
+
+
+class ImmediateRouter(Router):
+    """Binds every request at its arrival."""
+
+    def __init__(self, rule: BindingRule) -> None:
+        super().__init__()
+        self._rule = rule
+
+    def assign(self, now_s: float) -> list[Binding]:
+        open_ = [worker for worker in self.workers.values() if worker.is_open]
+        bindings = []
+        for work in self.waiting if open_ else ():
+            worker = open_[self._rule(work, open_)]
+            self.bind(work, worker)
+            bindings.append(Binding(work.request, worker.id))
+        return bindings
+
+
+def least_work(work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
+    """The first worker with the least predicted work."""
+    return min(range(len(workers)), key=lambda place: workers[place].left_s)
+
+
+def least_requests(work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
+    """The first worker with the fewest requests."""
+    return min(range(len(workers)), key=lambda place: len(workers[place].bound))
+
+
+def round_robin(work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
+    """Workers in turn, at any load."""
+    return work.request % len(workers)
+
+
+def random_worker(rng: random.Random) -> BindingRule:
+    return lambda work, workers: rng.randrange(len(workers))
+
+
+ROUTERS: Mapping[str, Callable[[], Router]] = {
+    OWN_ROUTER: Router,
+    "least-work": lambda: ImmediateRouter(least_work),
+    "least-requests": lambda: ImmediateRouter(least_requests),
+    "round-robin": lambda: ImmediateRouter(round_robin),
+    "random": lambda: ImmediateRouter(random_worker(random.Random(0))),
+}
+"""Routers by name; the first is the server's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +125,7 @@ def compare_routers(
                 arrivals,
                 "continuous",
                 workers=scene.workers,
-                router=name,
+                router=ROUTERS[name](),
                 slow=scene.slow,
                 lifetime_s=scene.lifetime_s,
             )

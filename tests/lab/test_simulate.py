@@ -130,16 +130,6 @@ def test_a_closed_loop_never_has_more_requests_under_way_than_clients(
         assert sum(ride.waiting.arrived_s <= now_s < ride.ended_s for ride in rides) <= clients
 
 
-def test_the_least_work_rule_avoids_a_busy_worker_and_the_other_rule_does_not_look() -> None:
-    asked = [Arrival(0.0, {"num_inference_steps": 90}), *arrivals(0.1, 10.0)]
-
-    by_work = play(Model([SLOW]), asked, "off", workers=2, router="least-work")
-    by_turn = play(Model([SLOW]), asked, "off", workers=2, router="round-robin")
-
-    assert [ride.latency_s for ride in by_work.requests] == pytest.approx([91.0, 5.0, 5.0])
-    assert [ride.latency_s for ride in by_turn.requests] == pytest.approx([91.0, 5.0, 86.0])
-
-
 def test_sizes_have_kinds_and_keys_of_their_own_but_share_encoders() -> None:
     model = Model(siblings(table("flux-512")))
 
@@ -233,26 +223,6 @@ def test_a_comparison_has_every_mode_at_every_load_with_the_same_requests() -> N
         (0.5, "continuous", 40),
     ]
     assert comparison(points).count("\n") == 5
-
-
-@pytest.mark.parametrize("learned", [None, 1])
-@pytest.mark.parametrize("mode", ["off", "dynamic", "request"])
-@pytest.mark.parametrize("name", ["flux-512", "streamed-mixed-sizes"])
-def test_a_batch_that_is_simulated_whole_ends_when_its_forwards_one_by_one_do(
-    name: str, mode: BatchingMode, learned: int | None
-) -> None:
-    model = Model(siblings(TABLES[name]), own_s=0.001)
-    asked = mix("steps", model.tables)
-    when, what = generators(3)
-    arrivals = plan(bursts(0.9 * model.capacity_qps(asked), when, size=3), asked, what, count=60)
-    whole = play(model, arrivals, mode, learned=learned)
-
-    one_by_one = play(model, arrivals, mode, learned=learned, lifetime_s=1e12)  # may die: not whole
-
-    assert [ride.ended_s for ride in one_by_one.requests] == [
-        ride.ended_s for ride in whole.requests
-    ]
-    assert (one_by_one.forwards, one_by_one.rows) == (whole.forwards, whole.rows)
 
 
 @pytest.mark.parametrize("learned", [None, 0])

@@ -29,7 +29,6 @@ from carpool_lab.options import (
     traced,
 )
 from carpool_lab.simulate.report import Point, as_json, block, comparison, numbers, plotted
-from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix, play
 from carpool_lab.tables import TABLES, Table, learned, read_tables, siblings, table
 from carpool_lab.workload import Arrival, Mix, bursts, generators, of_file, plan, read_mix
@@ -38,7 +37,7 @@ _ONE_ONLY = ("load", "request_rate", "clients", "trace", "mode")
 _COMPARE_ONLY = ("loads", "seeds", "output")
 
 
-_RARE = ("router", "slow_workers", "moves", "worker_lifetime", "slo_scale", "learned")
+_RARE = ("slow_workers", "moves", "worker_lifetime", "slo_scale", "learned")
 
 
 @click.command(cls=help_without(*_RARE, *_COMPARE_ONLY))
@@ -96,15 +95,6 @@ _RARE = ("router", "slow_workers", "moves", "worker_lifetime", "slo_scale", "lea
 )
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="devices")
 @click.option(
-    "--router",
-    "--route",
-    "router",
-    default="extra-seconds",
-    show_default=True,
-    metavar="ROUTERS",
-    help=f"router of requests to workers: {', '.join(ROUTERS)}; a list compares them",
-)
-@click.option(
     "--slow-workers",
     type=click.FloatRange(0, 1),
     default=0.0,
@@ -154,8 +144,6 @@ def simulate(**flags: Any) -> None:
     if len(sources) > 1:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
         raise click.UsageError(f"{names}: only one can say when requests arrive")
-    if options.compare and "," in options.router:
-        raise click.UsageError("--compare compares modes: name one --router")
     check_folders(options.output, options.save_result)
     try:
         model = Model(_tables(options))
@@ -167,15 +155,6 @@ def simulate(**flags: Any) -> None:
 
 
 def _once(options: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
-    """One run for each router; returns their JSON and texts."""
-    runs = {router: _run(options, model, mix, router) for router in _routers(options.router)}
-    if len(runs) == 1:
-        return next(iter(runs.values()))
-    result = {router: result for router, (result, _) in runs.items()}
-    return result, "\n\n".join(f"{router}\n{text}" for router, (_, text) in runs.items())
-
-
-def _run(options: Flags, model: Model, mix: Mix, router: str) -> tuple[dict[str, Any], str]:
     """One run; returns its JSON and text."""
     arrivals, traffic = _arrivals(options, model, mix)
     mode: BatchingMode = options.mode or "continuous"
@@ -185,7 +164,6 @@ def _run(options: Flags, model: Model, mix: Mix, router: str) -> tuple[dict[str,
         arrivals,
         mode,
         workers=options.workers,
-        router=router,
         clients=options.clients,
         slow=options.slow_workers,
         lifetime_s=options.worker_lifetime,
@@ -199,7 +177,7 @@ def _run(options: Flags, model: Model, mix: Mix, router: str) -> tuple[dict[str,
         "mix": options.mix,
         "mode": mode,
         "arrivals": traffic,
-        "workers": options.workers if options.workers == 1 else f"{options.workers}, {router}",
+        "workers": options.workers,
         "requests": len(arrivals),
         "slo scale": options.slo_scale,
         "costs": "learned" if options.learned else "known",
@@ -231,7 +209,6 @@ def _compare(options: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], st
         burst=options.burst,
         slo_scale=options.slo_scale,
         workers=options.workers,
-        router=_routers(options.router)[0],
         is_learned=options.learned,
     )
     capacity_qps = model.capacity_qps(mix) * options.workers
@@ -297,14 +274,6 @@ def _arrivals(options: Flags, model: Model, mix: Mix) -> tuple[list[Arrival], st
     if not options.request_rate:
         description += f", {load:g} of capacity"
     return plan(bursts(rate, when, size=options.burst), mix, rng, count=count), description
-
-
-def _routers(text: str) -> list[str]:
-    names = ["round-robin" if name == "in-turn" else name for name in text.split(",")]
-    for name in names:
-        if name not in ROUTERS:
-            raise InvalidValue(f"--router {name}: must be of {', '.join(ROUTERS)}")
-    return list(dict.fromkeys(names))
 
 
 def _modes(text: str) -> list[BatchingMode]:

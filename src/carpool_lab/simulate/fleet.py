@@ -16,7 +16,6 @@ from carpool.fleet.moves import Move, Moves, left
 from carpool.fleet.router import Router
 from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
 from carpool.schedule.sweep import step_seconds
-from carpool_lab.simulate.routers import ImmediateRouter, least_work
 from carpool_lab.simulate.simulator import Result, SimulatedRequest, Worker
 
 REPORT_S = 1.0  # interval of a worker's reports
@@ -57,15 +56,14 @@ def simulate(
     Args:
         requests: in order of arrival, with ascending numbers; may be a generator.
         workers: one or several devices, each with its own policy.
-        router: binds requests to workers; default: at once, to the worker with the least work.
+        router: binds requests to workers; default: the server's.
         clients: number of clients of a closed loop: each sends its next request after an answer,
             which sets the arrival. None: requests have their own arrival times.
         changes: changes of workers, in order of time.
         moves: running requests may move to other workers; see `carpool.fleet.moves`.
     """
     if router is None:
-        is_choice = len(workers) > 1 or moves
-        router = ImmediateRouter(least_work) if is_choice else Router(is_choice=False)
+        router = Router(is_choice=len(workers) > 1)
     fleet = _Fleet(workers, router, moves=moves)
     return fleet.run(requests, clients, list(changes))
 

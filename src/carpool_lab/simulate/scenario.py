@@ -16,6 +16,7 @@ from typing import Any
 
 from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
+from carpool.fleet.router import Router
 from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
@@ -24,7 +25,6 @@ from carpool.schedule.views import QueuedRequest
 from carpool_lab.simulate.fleet import Change, simulate
 from carpool_lab.simulate.machine import WIDTHS, Machine, wrong
 from carpool_lab.simulate.report import Numbers, Point, mean, numbers
-from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.simulator import Result, SimulatedRequest, Stage, Worker
 from carpool_lab.tables import MAX_ROWS, Table
 from carpool_lab.workload import WORDS, Arrival, Mix, Setting, bursts, generators, plan
@@ -165,7 +165,7 @@ def play(
     mode: BatchingMode,
     *,
     workers: int = 1,
-    router: str = "extra-seconds",
+    router: Router | None = None,
     clients: int | None = None,
     learned: int | None = None,
     slow: float = 0.0,
@@ -175,7 +175,6 @@ def play(
     """Simulate one mode. For other arguments see `simulate`.
 
     Args:
-        router: a name in `ROUTERS`; a single worker gets all requests at once, as in a server.
         learned: a seed: forwards are disturbed, and costs are learned from them, with an even seed
             from nothing, with an odd one from a table with wrong widths. None: costs are known.
         slow: fraction of workers whose forwards take `SLOW_WORKER_FACTOR` times as long.
@@ -200,8 +199,7 @@ def play(
                 at_s += rng.expovariate(1 / lifetime_s)
         changes.sort(key=lambda change: (change.at_s, change.worker))
     requests = model.requests(arrivals, Labels.among(arrivals))
-    router_of_run = ROUTERS[router]() if workers > 1 else None
-    return simulate(requests, devices, router_of_run, clients=clients, changes=changes, moves=moves)
+    return simulate(requests, devices, router, clients=clients, changes=changes, moves=moves)
 
 
 def slower(costs: Costs) -> Costs:
@@ -237,7 +235,6 @@ class Comparison:
     burst: int = 1
     slo_scale: float = 5.0
     workers: int = 1
-    router: str = "extra-seconds"
     is_learned: bool = False  # costs are learned; see `play`
 
 
@@ -267,7 +264,5 @@ def _numbers(
     model: Model, comparison: Comparison, arrivals: Sequence[Arrival], mode: BatchingMode, seed: int
 ) -> Numbers:
     learned = seed if comparison.is_learned else None
-    result = play(
-        model, arrivals, mode, workers=comparison.workers, router=comparison.router, learned=learned
-    )
+    result = play(model, arrivals, mode, workers=comparison.workers, learned=learned)
     return numbers(result, comparison.slo_scale)
