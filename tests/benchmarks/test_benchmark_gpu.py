@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.gpu_build import operations, weightless
 from benchmarks.gpu_models import MODELS
+from benchmarks.scheduler import OFTEN, calls_of_a_step
 
 pytestmark = pytest.mark.filterwarnings(  # of libraries, at the tiny models' sizes
     "ignore::UserWarning", "ignore::RuntimeWarning", "ignore::DeprecationWarning"
@@ -52,3 +53,16 @@ def test_a_forward_takes_the_operations_that_others_counted(name: str, size: str
     assert operations(MODELS[name], sizes[size]) / 1e12 == pytest.approx(
         TFLOP[name, size], abs=0.005
     )
+
+
+# What one more step of a lone request costs the engine, counted in calls of its own functions
+
+
+CALLS, FILES = 102, 25
+
+
+def test_one_more_step_of_a_lone_request_makes_few_calls_of_our_own_functions() -> None:
+    calls = calls_of_a_step()
+
+    assert sum(calls.values()) / 1000 <= CALLS, "\n".join(map(str, calls.most_common()))
+    assert len({name.partition(":")[0] for name, n in calls.items() if n >= OFTEN}) <= FILES

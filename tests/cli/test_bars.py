@@ -2,11 +2,13 @@
 
 import re
 import threading
+from collections.abc import Mapping
 
 import pytest
 from PIL import Image
 
 from carpool.cli.bars import MOST_PREVIEWS, MOST_SHOWN, PREVIEW_WIDTH, Previews, bars
+from carpool.cli.show import protocol_of
 
 
 @pytest.fixture
@@ -71,3 +73,28 @@ def test_previews_are_below_the_bars_until_their_pictures_are_done(
     assert MOST_PREVIEWS == 4
     assert len(previews.table(2 * PREVIEW_WIDTH + 2).columns) == 2  # as many as have room
     assert len(previews.table(10).columns) == 1
+
+
+# `carpool generate --show`: which of the protocols a terminal understands
+
+
+@pytest.mark.parametrize(
+    ("terminal", "protocol"),
+    [
+        ({"TERM": "xterm-kitty"}, "kitty"),
+        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, "kitty"),
+        ({"TERM": "xterm-ghostty"}, "kitty"),
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "ghostty"}, "kitty"),
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"}, "iterm2"),
+        ({"TERM": "xterm-256color", "LC_TERMINAL": "iTerm2"}, "iterm2"),  # over ssh
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"}, "iterm2"),
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "vscode"}, "blocks"),
+        ({"TERM": "screen-256color", "KITTY_WINDOW_ID": "1"}, "blocks"),
+        ({"TERM": "xterm-kitty", "TMUX": "/tmp/t,1,0"}, "blocks"),
+        ({}, "blocks"),
+    ],
+)
+def test_a_terminal_is_known_by_its_own_variables(
+    terminal: Mapping[str, str], protocol: str
+) -> None:
+    assert protocol_of(terminal) == protocol

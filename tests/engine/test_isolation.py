@@ -317,29 +317,6 @@ def test_a_weight_of_two_modules_is_one_weight_in_every_request() -> None:
     assert differences(state_of(tied()), state_of(pipe)) == []
 
 
-def test_a_buffer_that_a_forward_of_users_writes_on_is_each_requests_own() -> None:
-    class Counting(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            self.shift.add_(1.0)
-            y: Tensor = x + self.shift
-            return y
-
-    def build() -> Meddler:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7)
-            return Meddler(Counting())
-
-    pipe = build()
-    with driving(pipe) as drive:
-        recorders = [drive.submit("", seed=seed) for seed in (1, 2)]
-        drive.finish()
-
-    for seed, recorder in zip((1, 2), recorders, strict=True):
-        expected = build()("", generator=torch.Generator().manual_seed(seed))["images"]
-        assert same(recorder, expected)
-    assert pipe.net.shift.tolist() == [1.0] * 4
-
-
 def write_unseen(net: Any) -> None:
     weight = net.second.weight.detach()
     thread = threading.Thread(target=lambda: weight.view(-1).add_(1.0))  # which no fiber has
@@ -385,60 +362,6 @@ def test_writes_that_change_nothing_cost_nothing() -> None:
 
     assert life is not None
     assert life["exclusive"] == []
-
-
-class Sampling(Net):
-    """Takes no generator, as language models that write token by token."""
-
-    def can_generate(self) -> bool:
-        return True
-
-    def generate(self, x: Tensor) -> Tensor:
-        return x + torch.randn(4)
-
-
-class Writing(Meddler):
-    def __call__(  # type: ignore[override]
-        self, prompt: str | None = None, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
-        x = self.net.generate(torch.rand(1, 4))
-        return {"images": self.net.generate(self.net(x)) + torch.rand(4)}
-
-
-def test_what_is_generated_draws_from_the_requests_own_numbers_and_goes_on_with_them() -> None:
-    net = Sampling().requires_grad_(False)
-    net.load_state_dict(made().net.state_dict())
-    with driving(Writing(net)) as drive:
-        heard = [drive.submit("", seed=seed) for seed in (1, 2, 1)]
-        drive.finish()
-
-    for one, seed in zip(heard, (1, 2, 1), strict=True):
-        torch.manual_seed(seed)
-        assert same(one, Writing(net)("")["images"])
-
-
-def test_a_request_may_ask_for_gradients_and_no_other_request_records_any() -> None:
-    class Guided(Meddler):
-        def __call__(  # type: ignore[override]
-            self, prompt: str | None = None, is_guided: bool = False, generator: Any = None
-        ) -> dict[str, Tensor]:
-            x = torch.randn(1, 4, generator=generator)
-            if is_guided:
-                with torch.enable_grad():
-                    x.requires_grad_(True)
-                    return {"images": torch.autograd.grad(self.net(x).sum(), x)[0]}
-            return {"images": self.net(self.net(x)) + torch.is_grad_enabled()}
-
-    pipe, judge = Guided(made().net), Guided(made().net.requires_grad_(False).eval())
-    with driving(pipe) as drive:
-        heard = [drive.submit("", seed=seed, is_guided=seed == 1) for seed in range(3)]
-        drive.finish()
-
-    for seed, one in enumerate(heard):
-        with torch.no_grad():
-            given = torch.Generator().manual_seed(seed)
-            expected = judge("", is_guided=seed == 1, generator=given)["images"]
-        assert torch.allclose(one.image, expected, atol=1e-6)
 
 
 def names_of_libraries() -> dict[tuple[int, str], int]:

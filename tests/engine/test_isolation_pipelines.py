@@ -1,14 +1,12 @@
-"""Pipelines within pipelines, and perturbed attention: who shares what."""
+"""A pipeline within a pipeline: who shares what."""
 
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
 
-from carpool.types import Event
-from support import isolation
 from support.engine_driver import driving, gap
-from support.isolation import ARGUMENTS, build
+from support.isolation import build
 from support.tiny import tiny_pipeline
 
 
@@ -55,20 +53,3 @@ def test_a_pipeline_inside_of_a_pipeline_is_the_requests_own_too() -> None:
     assert drive.widest("inner.text_encoder") == 2
     assert drive.widest("unet") == 2
     assert pipe.scheduler is pipe.inner.scheduler
-
-
-def test_a_request_that_perturbs_attention_runs_alone_and_the_others_still_fuse() -> None:
-    pipe = build(isolation.pag_sd3)
-    with driving(pipe) as drive:
-        perturbed = drive.submit(**ARGUMENTS["pag_sd3"], pag_scale=3.0)
-        plain = [drive.submit(**ARGUMENTS["pag_sd3"], pag_scale=0.0, seed=s) for s in (1, 2)]
-        drive.finish()
-        lives = [
-            drive.engine.timeline(one.outcome.request.request_id) or {}
-            for one in (perturbed, *plain)
-        ]
-
-    assert [life["exclusive"] for life in lives] == [sorted(drive.engine.loaded.modules), [], []]
-    assert drive.widest("transformer") == 2
-    assert drive.widest("text_encoder_3") == 3
-    assert isinstance(perturbed.events[0], Event)

@@ -1,7 +1,8 @@
-"""The choice of a ride: shared, and private for a request that changes a module."""
+"""Rides: shared, and private for a request that changes a module."""
 
 import logging
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -181,3 +182,26 @@ def test_where_all_are_private_no_answer_warns_of_it() -> None:
         }
 
     assert request.outcome.warnings == ()
+
+
+def test_only_one_request_runs_at_a_time_and_all_of_its_forwards_follow_each_other() -> None:
+    with driving("flux", isolation="private") as drive:
+        for seed in range(3):
+            drive.submit("a cat", seed=seed, **COMMON)
+        drive.finish()
+
+    riders = [forward.timelines[0].request_id for forward in drive.forwards]
+    assert all(forward.requests == 1 for forward in drive.forwards)
+    assert sum(one != other for one, other in pairwise(riders)) == 2
+
+
+def test_a_cancelled_request_does_not_start_those_again_that_wait_for_its_end() -> None:
+    with driving(fresh("sd15"), isolation="private") as drive:
+        waiting = [drive.submit("a cat", seed=seed, num_inference_steps=2) for seed in range(3)]
+        drive.submit("a cat", request_id="cancelled")
+        drive.turn()
+        drive.engine.cancel("cancelled")
+        drive.finish()
+
+    assert [len(one.outcomes) for one in waiting] == [1, 1, 1]
+    assert [one.kinds.count("started") for one in waiting] == [1, 1, 1]

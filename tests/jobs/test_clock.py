@@ -23,7 +23,7 @@ from carpool.server.app import create_app
 from carpool.types import CheckedRequest
 from support.app import CARD, Grey, client_of, fleet_of, parts
 from support.endpoints import ENDPOINT
-from support.job_store import Hand, killed, submit, writes
+from support.job_store import Hand, submit, writes
 
 DAY_S = 86400.0
 JUMPS = [-400 * DAY_S, -DAY_S, DAY_S, 400 * DAY_S]
@@ -81,19 +81,6 @@ def test_a_wall_clock_that_is_set_neither_expires_nor_deletes_a_job(
         assert [job.id for job in store.page()[0]] == [waiting.id]
 
 
-def test_time_without_a_server_does_not_count(tmp_path: Path) -> None:
-    hand = Hand()
-    for _ in range(3):
-        with closing(JobStore(tmp_path, ttl_s=60, clock=hand.run())) as store:
-            if not store.page()[0]:
-                submit(store)
-            hand.pass_by(25)
-            late = store.tidy()
-        hand.pass_by(10 * DAY_S)
-
-    assert len(late) == 1
-
-
 @pytest.mark.parametrize("jump_s", JUMPS)
 def test_the_timeout_of_a_stored_job_is_what_it_waited_for_a_server_that_runs(
     tmp_path: Path, jump_s: float
@@ -136,22 +123,6 @@ def test_a_store_of_before_there_was_an_uptime_begins_with_jobs_of_no_age(tmp_pa
     with closing(JobStore(tmp_path, ttl_s=60, clock=hand.run())) as store:
         hand.pass_by(1)
         assert [job.id for job in store.tidy()] == ["image_a"]
-
-
-def test_a_killed_server_costs_no_age_but_what_was_not_noted(tmp_path: Path) -> None:
-    hand = Hand()
-    store = JobStore(tmp_path, ttl_s=60, clock=hand.run())
-    submit(store)
-    hand.pass_by(40)
-    store.tidy()
-    hand.pass_by(30)
-    killed(store)
-
-    with closing(JobStore(tmp_path, ttl_s=60, clock=hand.run())) as store:
-        assert store.clock.uptime_s() == 40
-        assert store.tidy() == []
-        hand.pass_by(21)
-        assert len(store.tidy()) == 1
 
 
 # What clients see

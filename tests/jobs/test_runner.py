@@ -313,25 +313,6 @@ async def test_what_a_full_line_refuses_of_a_job_leaves_its_other_parts_alone() 
         assert [job.seed for job in harness.worker.jobs] == [1, 2, 3, 2]
 
 
-async def test_a_draining_server_leaves_its_jobs_to_the_next_one(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    async with living(store) as harness:
-        ids = [await harness.submit(1), await harness.submit(2)]
-        await harness.runs(1, 2)
-        harness.worker.is_open.clear()
-        harness.worker.end(1, errors.Draining("the server ends"))
-        await harness.becomes(ids[0], "queued")
-    assert {store.get(job).state for job in ids} == {"queued"}
-    store.close()
-    store = JobStore(tmp_path)
-    async with living(store) as harness:
-        await harness.runs(1, 2)
-        for seed, job_id in enumerate(ids, 1):
-            harness.worker.end(seed)
-            await harness.becomes(job_id, "completed")
-    store.close()
-
-
 async def test_a_full_disk_fails_the_job_and_no_other() -> None:
     async with living() as harness:
         first, second = await harness.submit(1), await harness.submit(2)

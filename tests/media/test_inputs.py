@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from carpool import errors
-from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import Record
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import packed, unpacked
@@ -47,35 +46,6 @@ def kept(store: JobStore) -> set[str]:
     return {path.name for path in (store.folder / "inputs").iterdir()}
 
 
-@pytest.mark.parametrize("how", ["completed", "failed", "removed", "expired"])
-def test_inputs_are_there_until_the_job_ends_whatever_happens_meanwhile(
-    how: str, opened: Callable[..., JobStore]
-) -> None:
-    now_s = 1000.0
-    store = opened(clock=StoreClock(*3 * [lambda: now_s]), ttl_s=50)
-    job = submit(store)
-    store.take(1)
-    store.requeue(job.id)
-    store = opened(clock=StoreClock(*3 * [lambda: now_s]), ttl_s=50)
-    store.take(1)
-    assert store.input(job.id, "a.png") == b"12345"
-    assert store.input(job.id, "b.png") is None
-
-    match how:
-        case "completed":
-            assert store.complete(job.id, write)
-        case "failed":
-            assert store.end(job.id, "failed", errors.PipelineFailed("it broke"))
-        case "removed":
-            store.remove(job.id)
-        case "expired":
-            now_s += 51
-            assert len(store.tidy()) == 1
-
-    assert store.input(job.id, "a.png") is None
-    assert kept(store) == set()
-
-
 def test_an_input_may_become_a_file_of_its_job(opened: Callable[..., JobStore]) -> None:
     store = opened()
     job = submit(store, {"a.png": b"12345", "c.png": b"6"})
@@ -101,19 +71,6 @@ def test_files_that_are_refused_leave_the_job_open_with_its_inputs(
 
     assert store.get(job.id).is_open
     assert store.input(job.id, "a.png") == b"12345"
-
-
-def test_what_is_not_accepted_leaves_nothing(opened: Callable[..., JobStore]) -> None:
-    store = opened(max_waiting=1)
-    job = submit(store, key="k", digest="d")
-
-    assert submit(store, key="k", digest="d").id == job.id
-    with pytest.raises(errors.IdempotencyMismatch):
-        submit(store, key="k", digest="e")
-    with pytest.raises(errors.Overloaded):
-        submit(store)
-
-    assert kept(store) == {job.id}
 
 
 def test_inputs_of_no_open_job_are_swept(tmp_path: Path, opened: Callable[..., JobStore]) -> None:

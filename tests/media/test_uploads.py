@@ -22,7 +22,7 @@ from PIL import Image
 
 from carpool import errors
 from carpool.media.reader import MOST_PIXELS, ImageIntake, PictureReader
-from carpool.media.uploads import Mode, decode, decode_cost, parse, read_data_url, read_image
+from carpool.media.uploads import Mode, decode, decode_cost, parse, read_image
 
 MOST = 2048 * 2048
 SVG = (
@@ -553,13 +553,6 @@ def fetched(
     return asyncio.run(read())
 
 
-@pytest.mark.parametrize("kind", ["image/png", "image/jpeg", "IMAGE/PNG", "image/png;x=y"])
-def test_a_data_url_is_read_by_what_it_holds(kind: str) -> None:
-    image = fetched(data_url(saved(noise()), kind))
-
-    assert image.tobytes() == noise().tobytes()
-
-
 def test_the_mode_and_the_limits_hold_for_urls_too() -> None:
     url = data_url(saved(noise(mode="RGBA")))
 
@@ -570,13 +563,6 @@ def test_the_mode_and_the_limits_hold_for_urls_too() -> None:
         fetched(data_url(png(9000, 9000, rows=1)), name="mask")
     with pytest.raises(errors.BodyTooLarge, match="image is larger than 52428800 bytes"):
         fetched("data:image/png;base64," + "A" * (70 << 20))
-
-
-@given(st.binary(max_size=40))
-def test_the_size_of_a_data_url_is_that_of_its_bytes(data: bytes) -> None:
-    assert read_data_url(data_url(data), max_bytes=len(data)) == data
-    with pytest.raises(errors.BodyTooLarge):
-        read_data_url(data_url(data + b"1234"), max_bytes=len(data))
 
 
 @pytest.mark.parametrize(

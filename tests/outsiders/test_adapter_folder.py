@@ -6,6 +6,7 @@ request that names it, with the reason, and is in no other's way.
 
 import base64
 import os
+import shutil
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from carpool.engine.adapters import parts
 from carpool.errors import InvalidValue
-from support.engine_driver import CLOSE, driving, for_inference, fresh, gap
+from support.engine_driver import CLOSE, Recorder, driving, for_inference, fresh, gap
 from support.lora_files import dora, weights, write
 from support.pictures import ALIKE, picture
 from support.pictures import gap as picture_gap
@@ -190,32 +191,46 @@ def test_every_good_file_is_drawn_and_every_odd_one_refused(filled: Shelf) -> No
 def test_files_that_come_and_go_and_change_are_told_apart_when_the_folder_is_read_again(
     tmp_path: Path,
 ) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = Shelf(tmp_path / "adapters")
     for file in ("plain.safetensors", "torn.safetensors", "half.safetensors"):
         shelf.put(file)
-    with driving("flux", lora_dir=str(tmp_path)) as drive:
-        assert drive.engine.loaded.card.lora == ("half", "plain")
+    half, away = shelf.folder / "half.safetensors", tmp_path / "half.safetensors"
+    with driving("flux", lora_dir=str(shelf.folder)) as drive:
 
-        write(tmp_path / "torn.safetensors", dict(lora(20)))  # mended
-        write(tmp_path / "plain.safetensors", {**lora(21), **stray()})  # other weights
-        (tmp_path / "half.safetensors").unlink()
+        def submit(name: str) -> Recorder:
+            return drive.submit("a cat", lora=[{"id": name}], **ARGUMENTS["flux"])
+
+        assert list(drive.engine.loaded.card.lora) == ["half", "plain"]
+        riding = submit("half")
+        drive.turn()
+
+        write(shelf.folder / "torn.safetensors", dict(lora(20)))  # mended
+        write(shelf.folder / "plain.safetensors", {**lora(21), **stray()})  # other weights
+        half.rename(away)
         shelf.put("Pixel Art XL v1.1.safetensors")
         shelf.put("nan.safetensors")
         problems = drive.engine.reload()
 
         assert sorted(text.split("'")[1] for text in problems) == ["nan", "plain"]
-        before = drive.submit("a cat", lora=[{"id": "plain"}], **ARGUMENTS["flux"])
-        others = [
-            drive.submit("a cat", lora=[{"id": name}], **ARGUMENTS["flux"])
-            for name in ("torn", "Pixel Art XL v1.1")
-        ]
+        before = submit("plain")
+        others = [submit(name) for name in ("torn", "Pixel Art XL v1.1")]
         drive.finish()
         with pytest.raises(InvalidValue, match="no adapter 'half' any more: its file is gone"):
-            drive.submit("a cat", lora=[{"id": "half"}], **ARGUMENTS["flux"])
+            submit("half")
+
+        away.rename(half)
+        assert drive.engine.reload() == problems
+        back = submit("half")
+        drive.finish()
+
+        shutil.rmtree(shelf.folder)
+        assert drive.engine.reload() == []
+        assert drive.engine.loaded.card.lora == ()
 
     [warning] = before.outcome.warnings
     assert "its file was changed after it was read, and the earlier weights are used" in warning
     assert all(other.error is None for other in others)
+    assert gap(back.image, riding.image) < CLOSE
 
 
 def test_a_file_that_is_written_over_or_cut_short_changes_no_picture(tmp_path: Path) -> None:

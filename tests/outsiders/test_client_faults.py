@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DDIMScheduler, PNDMScheduler
 from PIL import Image
 
 from carpool.errors import CarpoolError, PipelineFailed, Rejected
@@ -95,3 +96,24 @@ def test_a_failure_of_a_modules_forward_is_not_the_clients_fault() -> None:
 
     assert isinstance(error, PipelineFailed)
     assert torch.is_grad_enabled() == before
+
+
+EDIT: dict[str, Any] = {"prompt": "a", "seed": 1, "images": [{"image_url": url_of(png(64, 64))}]}
+
+
+@pytest.mark.parametrize("scheduler", [PNDMScheduler, DDIMScheduler])
+async def test_a_strength_that_leaves_no_step_is_refused_and_others_go_on(scheduler: Any) -> None:
+    pipe = fresh("sd15")
+    pipe.scheduler = scheduler.from_config(pipe.scheduler.config)
+    with driving(pipe) as drive:
+        async with open_app(EngineWorker(drive)) as opened:
+            for words, status in (
+                ({"num_inference_steps": 1}, 400),
+                ({"num_inference_steps": 1, "strength": 0.9}, 400),
+                ({"num_inference_steps": 1, "strength": 1.0}, 200),
+                ({"num_inference_steps": 2, "strength": 0.6}, 200),
+            ):
+                answer = await opened.http.post("/v1/images/edits", json={**EDIT, **words})
+                assert answer.status_code == status, (words, answer.text)
+                if status == 400:
+                    assert answer.json()["error"]["param"] == "strength"

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from carpool.engine.model.signature import parameters_of
 from carpool.errors import PipelineFailed, Rejected
 from support.engine_driver import CLOSE, Drive, Recorder, driving, fresh, gap, solo
 from support.odd_pipeline import WIDTH, Odd, drawn_alone, odd_pipeline
+from support.prepared import alone
 from support.tiny import ARGUMENTS
 
 
@@ -217,3 +219,34 @@ def test_a_prompt_of_no_tokens_at_all_fails_alone(prompts: dict[str, str]) -> No
     assert isinstance(odd.error, PipelineFailed)
     for seed, one in enumerate(heard):
         assert gap(one.image, solo("cogview4", "a cat", negative_prompt="blue", seed=seed)) < CLOSE
+
+
+SIZES: list[dict[str, Any]] = [
+    {"original_size": [96, 64]},
+    {"target_size": [96, 64]},
+    {"crops_coords_top_left": [8, 8]},
+    {"negative_original_size": [32, 32], "negative_target_size": [32, 32], "guidance_scale": 3.0},
+]
+
+
+@pytest.mark.parametrize("words", SIZES)
+def test_a_list_alone_draws_what_a_tuple_draws_in_plain_diffusers(words: dict[str, Any]) -> None:
+    own = {**ARGUMENTS["sdxl"], "num_inference_steps": 2, "seed": 3}
+    tuples = {name: tuple(v) if isinstance(v, list) else v for name, v in words.items()}
+    with driving(fresh("sdxl")) as drive:
+        recorder = drive.submit("a red circle", **{**own, **words})
+        drive.finish()
+    assert recorder.error is None
+
+    reference = alone(fresh("sdxl"), {"prompt": "a red circle", **own, **tuples})
+
+    assert gap(recorder.outcome.fields["images"], reference) <= 1e-4
+
+
+def test_lists_stay_lists_where_a_pipeline_takes_them() -> None:
+    kinds = {one.name: one.is_tuple for one in parameters_of(fresh("sdxl"))}
+
+    assert kinds["original_size"]
+    assert kinds["crops_coords_top_left"]
+    assert not kinds["sigmas"]
+    assert not kinds["prompt"]

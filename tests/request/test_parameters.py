@@ -1,6 +1,5 @@
 """What a request may say: every refusal names what was seen, the rule, and what would do."""
 
-import json
 import math
 import re
 from dataclasses import replace
@@ -15,7 +14,7 @@ from PIL import Image
 
 from carpool import errors
 from carpool.request.card import Card, Parameter, Task
-from carpool.request.own_values import check_n, seeds
+from carpool.request.own_values import seeds
 from carpool.request.parameters import check
 from carpool.request.rules import MOST_TEXT, MOST_TEXTS
 from carpool.request.values import ParameterKind
@@ -70,38 +69,21 @@ def refusal(
     ("given", "says"),
     [
         ({"num_inference_steps": 0}, f"num_inference_steps=0: {STEPS}"),
-        ({"num_inference_steps": -1}, f"num_inference_steps=-1: {STEPS}"),
-        ({"num_inference_steps": 101}, f"num_inference_steps=101: {STEPS}"),
         ({"num_inference_steps": 2.5}, f"num_inference_steps=2.5: {WHOLE}"),
-        ({"num_inference_steps": "50"}, f'num_inference_steps="50": {WHOLE}'),
-        ({"num_inference_steps": True}, f"num_inference_steps=true: {WHOLE}"),
         ({"max_sequence_length": 2**63}, f"max_sequence_length={2**63}: {WHOLE}"),
         ({"max_sequence_length": 0}, "max_sequence_length=0: must be at least 1"),
         ({"guidance_scale": math.nan}, f"guidance_scale=NaN: {FINITE}"),
-        ({"guidance_scale": math.inf}, f"guidance_scale=Infinity: {FINITE}"),
-        ({"guidance_scale": "7"}, f'guidance_scale="7": {FINITE}'),
-        ({"guidance_scale": True}, f"guidance_scale=true: {FINITE}"),
         ({"strength": 1.5}, "strength=1.5: must be from 0 to 1"),
         ({"strength": -0.1}, "strength=-0.1: must be from 0 to 1"),
         ({"sigmas": [1, math.nan]}, "sigmas=[1, NaN]: must be a list of finite numbers"),
-        ({"sigmas": 1.0}, "sigmas=1.0: must be a list of finite numbers"),
         ({"use_karras": 1}, "use_karras=1: must be true or false"),
         ({"negative_prompt": ["bad"]}, 'negative_prompt=["bad"]: must be one string of valid'),
-        ({"negative_prompt": "\ud800"}, r'negative_prompt="\ud800": must be one string of valid'),
         ({"output_type": "png"}, 'output_type="png": must be one of pil, np, pt, latent'),
         ({"seed": -1}, f"seed=-1: {SEED}"),
         ({"seed": 2**63}, f"seed={2**63}: {SEED}"),
-        ({"seed": 2**64}, f"seed={2**64}: {SEED}"),
-        ({"seed": 1.5}, f"seed=1.5: {SEED}"),
-        ({"seed": True}, f"seed=true: {SEED}"),
-        ({"seed": "1"}, f'seed="1": {SEED}'),
         ({"timeout_s": 0}, f"timeout_s=0: {SECONDS}"),
-        ({"timeout_s": -1}, f"timeout_s=-1: {SECONDS}"),
         ({"timeout_s": 3.5e38}, f"timeout_s=3.5e+38: {SECONDS}"),
         ({"timeout_s": math.inf}, f"timeout_s=Infinity: {SECONDS}"),
-        ({"timeout_s": math.nan}, f"timeout_s=NaN: {SECONDS}"),
-        ({"timeout_s": "3"}, f'timeout_s="3": {SECONDS}'),
-        ({"timeout_s": True}, f"timeout_s=true: {SECONDS}"),
         ({"prompt": 5}, "prompt=5: must be one string of valid Unicode"),
         ({"prompt": b"a cat"}, "prompt is a list of 5: send one request for each prompt"),
     ],
@@ -338,16 +320,6 @@ def test_a_card_counts_the_steps_that_arguments_ask_for() -> None:
     assert CARD.steps({"num_inference_steps": 5}) == 5
     assert CARD.steps({}) == 28  # the pipeline's own default
     assert BARE.steps({}) == 0
-
-
-@pytest.mark.parametrize("n", [0, -1, 11, 1.5, "2", True, None])
-def test_n_is_a_whole_number_in_its_range(n: Any) -> None:
-    with pytest.raises(errors.InvalidValue) as refused:
-        check_n(n, 10)
-
-    assert str(refused.value) == f"n={json.dumps(n)}: must be a whole number from 1 to 10"
-    assert refused.value.param == "n"
-    assert [check_n(n, 10) for n in (1, 10)] == [1, 10]
 
 
 def test_seeds_follow_each_other_and_start_again_after_the_last() -> None:

@@ -228,16 +228,6 @@ def test_one_kind_tells_the_speed_of_the_machine_for_all() -> None:
     assert costs.seconds(OTHER, 1) == pytest.approx(6.0, rel=0.1)
 
 
-def test_a_single_outlier_moves_neither_the_speed_nor_the_curve() -> None:
-    costs = Costs()
-    for _ in range(20):
-        costs.learn(KIND, 1, 1.0)
-
-    costs.learn(KIND, 1, 50.0)
-
-    assert costs.seconds(KIND, 1) == pytest.approx(1.0, rel=0.1)
-
-
 def test_where_one_width_has_changed_and_not_the_machine_the_next_width_tells() -> None:
     costs = Costs()
     for _ in range(20):

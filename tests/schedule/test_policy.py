@@ -1,6 +1,8 @@
 """Scheduling modes as the engine asks them: examples of rules, properties of promises."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from carpool.config import EngineSettings
 from carpool.errors import SettingRejected
 from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.cost import Costs
-from carpool.schedule.policy import Policy, build, weights
+from carpool.schedule.policy import Policy, build, reload, weights
 from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
 from carpool.settings.peers.sglang_rules import Server
 from carpool.telemetry.sglang_metrics import Dispatches
@@ -104,3 +106,46 @@ def test_weights_of_tenants_are_read_and_wrong_ones_named() -> None:
     for wrong in ("a", "a=", "=1", "a=0", "a=-1", "a=inf", "a=nan"):
         with pytest.raises(SettingRejected, match="write TENANT=WEIGHT"):
             weights([wrong])
+
+
+# Batching rules that are read again while requests run
+
+
+SERVER = Server("tiny", None, False)
+
+
+def config(file: Path, most: int) -> None:
+    file.write_text(json.dumps([{"model": "tiny", "max_batch_size": most}]))
+
+
+def batch(policy: Policy) -> int:
+    line = [QueuedRequest(request=n, signature={"width": 64, "height": 64}) for n in range(8)]
+    return len(policy.admit(line, 0, 0.0).requests)
+
+
+def test_batching_rules_are_read_again_and_broken_ones_change_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "rules.json"
+    config(file, 2)
+    settings = EngineSettings(
+        batching_mode="dynamic", batching_max_size=8, batching_config=str(file)
+    )
+    policy = build(settings, Costs(), SERVER, Dispatches(), lambda line: None)
+    assert batch(policy) == 2
+
+    config(file, 5)
+    assert batch(policy) == 2
+    reload(policy, settings, SERVER)
+    assert batch(policy) == 5
+
+    file.write_text("{")
+    with pytest.raises(SettingRejected, match="cannot be read"):
+        reload(policy, settings, SERVER)
+    assert batch(policy) == 5
+
+
+@pytest.mark.parametrize("mode", ["off", "request", "continuous"])
+def test_modes_without_rules_have_nothing_to_read(mode: str) -> None:
+    settings = EngineSettings(batching_mode=mode)  # type: ignore[arg-type]
+    policy = build(settings, Costs(), SERVER, Dispatches(), lambda line: None)
+
+    reload(policy, settings, SERVER)

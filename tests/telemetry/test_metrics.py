@@ -1,12 +1,16 @@
 """What Prometheus reads: names, labels and buckets, from counts that a test makes itself."""
 
 import asyncio
+from bisect import bisect_left
 from contextlib import closing
-from functools import cache
+from functools import cache, reduce
+from operator import add
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from carpool.config import ServeSettings
@@ -16,9 +20,10 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
 from carpool.server.app import create_app
+from carpool.telemetry.histograms import histogram, statistics_of
 from carpool.telemetry.metric_list import METRICS
 from carpool.telemetry.metrics import Metrics
-from carpool.types import CheckedRequest
+from carpool.types import BUCKETS_S, CheckedRequest
 from carpool.worker import protocol
 from support.app import CARD, Grey, Lone, client_of, fleet_of, idle_jobs
 from support.engine_driver import VirtualClock, driving
@@ -279,3 +284,22 @@ async def test_refusals_before_the_model_is_loaded_are_counted_by_route() -> Non
     name = "carpool_requests_total"
     assert seen == {(name, ENDPOINT, "", "failed"): 1, (name, ENDPOINT, "", "rejected"): 1}
     assert b"secret" not in page
+
+
+# Histograms of an engine, as `/stats` has them
+
+
+@given(st.lists(st.floats(0.0, 1e4) | st.sampled_from(BUCKETS_S)))
+def test_each_value_counts_once_at_the_first_bound_that_is_not_below_it(
+    values: list[float],
+) -> None:
+    one = histogram(BUCKETS_S)
+
+    for value in values:
+        one.observe(value)
+
+    counts = [0] * (len(BUCKETS_S) + 1)
+    for value in values:
+        counts[bisect_left(BUCKETS_S, value)] += 1
+    total_s = reduce(add, values, 0.0)  # from Python 3.12 on, `sum` rounds otherwise
+    assert statistics_of(one) == {"bounds": [*BUCKETS_S], "counts": counts, "sum": total_s}

@@ -68,24 +68,6 @@ def test_a_request_is_guilty_exactly_when_there_is_evidence(history: list[Life])
         assert evidence.is_suspect or evidence.is_stuck or not evidence.is_guilty
 
 
-@given(st.lists(st.integers(1, 100), max_size=200))
-def test_a_request_that_gets_further_in_every_worker_is_never_suspect(advances: list[int]) -> None:
-    evidence = CrashEvidence()
-    for advance in advances:
-        evidence.reached(evidence.position + advance)
-        evidence.died(death())
-        assert not evidence.is_suspect
-
-
-@given(st.sampled_from(["explained", "in company"]), st.integers(1, MOST_LIVES - 1))
-def test_deaths_that_tell_nothing_make_nobody_guilty(kind: str, count: int) -> None:
-    evidence = CrashEvidence()
-    for _ in range(count):
-        evidence.died(death(alone=kind == "explained", explained=kind == "explained"))
-        assert not evidence.is_guilty
-    assert evidence.is_suspect == (kind == "in company" and count > 1)
-
-
 @pytest.mark.parametrize(("point", "is_alone"), [(0, True), (7, True), (0, False), (7, False)])
 def test_a_poison_fails_after_three_deaths_alone_and_after_four_in_company(
     point: int, *, is_alone: bool
@@ -119,38 +101,6 @@ def test_a_request_that_never_gets_past_a_point_fails_however_messages_are_lost(
         if evidence.is_journal_suspect:
             journal_end = 0
     assert deaths <= 3 * MOST_LIVES  # the furthest position is known after three
-
-
-@given(st.integers(1, 900), st.lists(st.integers(0, 900), min_size=1, max_size=MOST_LIVES - 2))
-def test_an_innocent_request_may_be_killed_again_and_again_where_it_got_further_before(
-    furthest: int, kills: list[int]
-) -> None:
-    """While its journal is replayed, or once that is dropped."""
-    evidence = CrashEvidence()
-    evidence.reached(furthest)
-    evidence.died(death())
-    for position in kills:
-        evidence.begins(0)
-        if 0 < position < furthest:
-            evidence.reached(position)
-        evidence.died(death())
-        assert not evidence.is_guilty
-    evidence.reached(furthest + 1)
-    assert not evidence.is_suspect
-
-
-@given(st.booleans())
-def test_a_request_that_kills_as_its_journal_is_replayed_goes_on_without_it(
-    is_alone: bool,
-) -> None:
-    evidence, deaths = CrashEvidence(), 0
-    while not evidence.is_journal_suspect:
-        evidence.begins(900)  # by another front
-        evidence.died(death(alone=is_alone or evidence.is_suspect))
-        deaths += 1
-    assert deaths == (3 if is_alone else 4)
-    evidence.begins(0)
-    assert not evidence.is_guilty
 
 
 def test_a_guilty_request_explains_the_deaths_of_those_that_ran_beside_it() -> None:

@@ -147,17 +147,6 @@ def test_who_only_waited_in_the_queue_is_not_to_blame() -> None:
     assert requests.due() == ["waiting"]
 
 
-def test_a_worker_that_dies_before_it_says_who_started_is_blamed_on_all_it_had() -> None:
-    requests = Requests()
-    requests.add_new("a")
-    for _ in range(2):
-        requests.due()
-        assert requests.died() == []
-    requests.due()
-
-    assert requests.died() == ["a"]
-
-
 @given(
     st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12), st.integers(1, 4)
 )

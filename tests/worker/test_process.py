@@ -100,27 +100,6 @@ def film(front: Front) -> protocol.RawVideo:
     return done.clip
 
 
-def test_a_job_becomes_a_picture() -> None:
-    with working() as front:
-        assert isinstance(front.receive(), protocol.WorkerReady)
-
-        done = submit(front, "one")
-
-    assert isinstance(done, protocol.Done)
-    [picture] = done.pictures
-    assert (done.request_id, done.seed) == ("one", 1)
-    assert (picture.width, picture.height) == SIZE
-    assert len(picture.rgb) == 3 * SIZE[0] * SIZE[1]
-
-
-def test_a_model_that_is_not_there_is_told() -> None:
-    with working("/nowhere") as front:
-        told = front.receive()
-
-    assert isinstance(told, protocol.LoadFailure)
-    assert "no model at '/nowhere'" in told.message
-
-
 def test_a_reload_that_fails_as_nobody_foresaw_is_told_and_requests_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

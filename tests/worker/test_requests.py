@@ -8,6 +8,7 @@ import pytest
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.guilt import SUSPECT_DEATHS, CrashEvidence, Death, DeathLog
+from carpool.worker.queries import Queries
 from carpool.worker.requests import Moved, WorkerRequests
 
 
@@ -61,3 +62,20 @@ def test_what_a_worker_had_that_died_moves_unless_it_is_suspect() -> None:
     story = Story()
     assert len(story.play()) == 1
     assert isinstance(story.outcome, Moved)
+
+
+# Questions to a worker whose asker may have left
+
+
+async def test_each_answer_goes_to_its_query_and_others_are_dropped() -> None:
+    sent = list[protocol.Ask]()
+    queries = Queries(lambda message: sent.append(message))  # type: ignore[arg-type]
+    first, second, third = (queries.ask(protocol.GetStatistics()) for _ in range(3))
+    first.cancel()
+
+    for ask in reversed(sent[:2]):
+        queries.answered(protocol.Answer(ask.number, ask.number))
+    queries.answered(protocol.Answer(sent[0].number - 1, "of an earlier front"))
+
+    assert await second == sent[1].number
+    assert not third.done()

@@ -2,9 +2,6 @@
 
 # ruff: noqa: F401 (texts use what is imported)
 
-import collections
-import contextlib
-import dataclasses
 import functools
 import linecache
 import operator
@@ -22,13 +19,9 @@ from support.reach import Net, judge, stepping, written
 
 STATE: dict[str, Any] = {"n": 0}
 SEEN: list[Any] = []
-SIZES = {"small": (1, 2), "large": [3, 4]}
-TABLE = torch.ones(4)
 COMPILED: Any = types.SimpleNamespace(__module__="mine.fast", __qualname__="fast")
 PIPE = stepping()
 WEAK = weakref.ref(PIPE)
-VIEW = types.MappingProxyType(STATE)
-APPEND = SEEN.append
 
 
 @functools.singledispatch
@@ -66,6 +59,9 @@ class Slots:
         return self.n
 
 
+SLOTS = Slots()
+
+
 class Meta(type):
     level = 0
 
@@ -95,16 +91,6 @@ class Remembering(Base):
         return super().scale(x)
 
 
-@dataclasses.dataclass
-class Settings:
-    scale: float = 1.0
-    names: tuple[str, ...] = ("a", "b")
-
-
-SETTINGS, SLOTS = Settings(), Slots()
-DEQUE: Any = collections.deque(maxlen=2)
-
-
 class Partial:
     def _add(self, n: int, x: Any) -> Any:
         STATE["n"] += n
@@ -130,35 +116,6 @@ def remembered(x: Any) -> Any:
     return x
 
 
-def logged(level: str) -> Any:
-    def decorate(function: Any) -> Any:
-        @functools.wraps(function)
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs) if level else None
-
-        return inner
-
-    return decorate
-
-
-@logged("info")  # type: ignore[untyped-decorator]
-@torch.no_grad()
-def decorated(x: Any) -> Any:
-    return x * 2
-
-
-@logged("info")  # type: ignore[untyped-decorator]
-@torch.inference_mode()
-def decorated_with_state(x: Any) -> Any:
-    SEEN.append(x)
-    return x
-
-
-@contextlib.contextmanager
-def scope() -> Iterator[Any]:
-    yield SIZES["small"]
-
-
 def counter() -> Callable[[], int]:
     n = 0
 
@@ -182,35 +139,12 @@ def steps(x: Any) -> Iterator[Any]:
 steps_of = functools.partial(written, globals())
 
 CLEAN = steps_of("""
-by_decorators_without_state: return decorated(x)
 by_a_class_that_overrides: return Derived().scale(x)
-reads_settings:
-    scale = SETTINGS.scale * len(SETTINGS.names)
-    small, large = SIZES["small"], SIZES.get("large")
-    with scope() as sizes:
-        return x * scale * small[0] * large[0] * sizes[1] * VIEW["n"]
-changes_copies:
-    sizes = [*SEEN, x]
-    sizes.append(t)
-    options = dict(STATE, more=1)
-    options["n"] += 1
-    merged = {**STATE, "m": 1} | STATE
-    merged["n"] = 2
-    table = TABLE.clone().mul_(2)
-    table[0] = 1
-    return x * table
-keeps_to_itself:
-    self.history = [*getattr(self, "history", ()), x]
-    self.settings = Settings(2.0)
-    self.settings.scale += 1
-    self.cache = collections.defaultdict(list)
-    self.cache[int(t)].append(x)
 """)
 PRIVATE = steps_of("""
 by_single_dispatch: return dispatched(x)
 by_a_partial_method: return Partial().add(x)
 by_a_decorator_with_memory: return remembered(x)
-below_decorators: return decorated_with_state(x)
 by_a_closure_of_a_module: return x * UP()
 in_a_generator: return sum(steps(x))
 in_a_coroutine:
@@ -220,22 +154,17 @@ in_a_coroutine:
 with_a_walrus:
     if (seen := SEEN) is not None:
         seen += [x]
-in_a_nested_comprehension: return [y for part in [SEEN] for y in [part.pop()]]
 in_a_dictionary_of_lambdas: return {"a": lambda: STATE.update(n=1)}["a"]()
 in_a_match:
     match SEEN:
         case [_, *_]:
             SEEN.clear()
-by_globals: space = globals(); space["STATE"] = x
 on_a_function: steps.n = 1
 by_a_name_that_is_made: return getattr(self, "re" + "member")(x)
-in_text: return eval("STATE.update(n=1)")
 in_slots: return x * SLOTS.up()
 on_a_metaclass: OfMeta.level = 3
 in_a_class_above: return Remembering().scale(x)
 by_a_weak_reference: pipe = WEAK(); return x * (pipe is not None)
-by_a_bound_method: APPEND(x)
-in_a_deque: DEQUE[-1] = x
 by_operator: operator.setitem(STATE, "n", 1)
 kept_on_itself: self.kept = SEEN; self.kept.append(x)
 through_a_tuple: (seen, _), y = (SEEN, 1), x; seen.append(y)

@@ -24,7 +24,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import random as drawn
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,7 +45,7 @@ RING: Any = collections.deque(maxlen=3)
 COUNTS: Any = collections.defaultdict(int)
 NUMBERS = itertools.count()
 TABLE, ARRAY = torch.ones(4), np.ones(4)
-SPACE = SimpleNamespace(n=0)
+SPACE, VIEW = SimpleNamespace(n=0), MappingProxyType(STATE)
 LOCK, LIMIT, EVENT = threading.Lock(), threading.Semaphore(2), threading.Event()
 LINE: Any = queue.Queue()
 LOCAL = threading.local()
@@ -164,6 +164,7 @@ def counting(function: Any) -> Any:
 
 
 @decorated
+@torch.no_grad()
 def wrapped(x: Any) -> Any:
     return x * 2
 
@@ -207,6 +208,9 @@ keeps_state_on_itself:
     self.by_name = {}
     self.by_name["x"] = x
     self.by_name.setdefault("y", []).append(t)
+    self.history = [*getattr(self, "history", ()), x]
+    self.cache = collections.defaultdict(list)
+    self.cache[int(t)].append(x)
 keeps_state_on_its_scheduler:
     self.scheduler.last = x
     self.scheduler.timesteps[0] = 1
@@ -239,7 +243,7 @@ reads_globals:
     scale = SCALE * SCALES["b"][0] + STATE["n"] + STATE.get("m", 0)
     for name, value in SCALES.items():
         x = x * (value if name == "a" else 1)
-    return x * scale + TABLE + TABLE[0] + torch.as_tensor(ARRAY).sum() + len(SEEN)
+    return x * scale + VIEW["n"] + TABLE + TABLE[0] + torch.as_tensor(ARRAY).sum() + len(SEEN)
 new_tensors_of_globals:
     y = TABLE.clone()
     y += 1
@@ -251,6 +255,8 @@ new_tensors_of_globals:
     merged["y"] = t
     deep = copy.deepcopy(STATE)
     deep["n"] = 3
+    options = dict(STATE, more=1) | STATE
+    options["n"] += 1
     return y + z
 functions_of_its_own: return times(wrapped(x)) + table(4) + recursive(3)
 reads_a_helper: return x * COUNTER.read() * OPTIONS.scale + Counter.total

@@ -1,14 +1,13 @@
 """Batches of `dynamic` and `request`: one example for each rule, a property for each promise."""
 
 import dataclasses
-from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from carpool.schedule.peers.batches import Batch, fill, wait_until, wave, wave_deadline
+from carpool.schedule.peers.batches import fill, wave, wave_deadline
 from carpool.schedule.views import QueuedRequest
 from carpool.settings.peers.sglang_rules import Caps
 
@@ -35,22 +34,6 @@ def test_everybody_who_fits_joins_the_head_and_who_differs_is_no_barrier() -> No
     assert batch.stop_reason == "sampling_params.width"
 
 
-def test_a_batch_that_takes_the_whole_line_is_small_for_its_delay() -> None:
-    assert fill(LARGE, [LARGE], Caps(8), 8) == Batch((0,), 2, False, "delay", Counter(), 8)
-
-
-def test_a_batch_at_the_users_cap_is_closed_and_says_so() -> None:
-    batch = fill(LARGE, [LARGE] * 5, Caps(3), 3)
-
-    assert batch == Batch((0, 1), 3, True, "config_cap:3", Counter(), 3)
-
-
-def test_a_batch_at_a_rules_cap_is_closed_and_says_so() -> None:
-    batch = fill(LARGE, [LARGE] * 5, Caps(3), 8)
-
-    assert (batch.joined, batch.is_closed, batch.stop_reason) == ((0, 1), True, "config_cap:3")
-
-
 def test_caps_count_outputs_and_who_is_too_large_is_passed_over() -> None:
     batch = fill(many(LARGE, 2), [many(LARGE, 3), many(LARGE, 1)], Caps(4), 8)
 
@@ -59,56 +42,11 @@ def test_caps_count_outputs_and_who_is_too_large_is_passed_over() -> None:
     assert batch.rejects == {"config_cap:4": 1}
 
 
-def test_a_head_above_its_cap_runs_alone() -> None:
-    batch = fill(many(LARGE, 9), [LARGE], Caps(4), 8)
-
-    assert (batch.joined, batch.outputs, batch.is_closed) == ((), 9, True)
-    assert batch.stop_reason == "config_cap:4"
-
-
-def test_a_batch_closes_when_one_more_of_the_heads_cost_would_be_too_much() -> None:
-    line = [costly(LARGE, 4096)] * 4
-
-    batch = fill(line[0], line[1:], Caps(8, cost=9000), 8)
-
-    assert (batch.joined, batch.is_closed) == ((0,), True)
-    assert batch.stop_reason == "cost_budget_next:12288>9000"
-
-
-def test_a_head_that_costs_too_much_runs_alone() -> None:
-    batch = fill(costly(LARGE, 10_000_000), [LARGE], Caps(8, cost=0.5), 8)
-
-    assert (batch.joined, batch.is_closed) == ((), True)
-    assert batch.stop_reason == "cost_budget_next:20000000>0"
-
-
 def test_who_costs_more_than_is_left_is_passed_over() -> None:
     batch = fill(costly(LARGE, 1), [costly(LARGE, 9), costly(LARGE, 1)], Caps(8, cost=5), 8)
 
     assert batch.joined == (1,)
     assert batch.rejects == {"cost_budget:10>5": 1}
-
-
-def test_a_head_that_shares_with_nobody_does_not_wait() -> None:
-    batch = fill(PAINTED, [PAINTED, LARGE], Caps(8), 8)
-
-    assert batch == Batch(
-        (), 1, True, "head:image_conditioning", Counter(["head:image_conditioning"]), 1
-    )
-    assert wait_until(PAINTED, batch, delay_s=5.0) == PAINTED.arrived_s
-
-
-def test_a_cap_of_one_is_off() -> None:
-    assert fill(LARGE, [LARGE], Caps(1), 1).stop_reason == "dynamic_disabled"
-
-
-def test_an_open_batch_leaves_when_its_head_is_old_enough_and_a_closed_one_at_once() -> None:
-    opened = fill(LARGE, [LARGE], Caps(8), 8)
-    closed = fill(LARGE, [LARGE], Caps(2), 8)
-
-    assert wait_until(LARGE, opened, delay_s=0.005) == 1.005
-    assert wait_until(LARGE, opened, delay_s=0.0) == 1.0
-    assert wait_until(LARGE, closed, delay_s=0.005) == 1.0
 
 
 WAITING = st.builds(
@@ -165,16 +103,6 @@ def test_nobody_waits_for_more_batches_than_requests_stood_before(
 
 
 # Waves
-
-
-@pytest.mark.parametrize(
-    ("keys", "max_num_seqs", "size"),
-    [("aaab", 8, 3), ("aaaa", 2, 2), ("abaa", 8, 1), ("a", 1, 1), ("", 4, 0)],
-)
-def test_a_wave_is_the_lines_head_as_far_as_keys_are_equal(
-    keys: str, max_num_seqs: int, size: int
-) -> None:
-    assert wave(keys, max_num_seqs) == size
 
 
 def deadline(keys: str, *, last_arrival_s: float = 10.0, wait_s: float = 0.02) -> float:

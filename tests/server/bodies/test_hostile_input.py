@@ -215,26 +215,6 @@ def test_an_adapter_is_never_a_path(name: str) -> None:
     assert refusal(ask(body(lora=[{"id": name}])))["param"] == "lora"
 
 
-ODD_ENTRIES: list[Any] = [[{"path": "/x"}], ["/x"], [1], [[]], "outlined"]
-
-
-@pytest.mark.parametrize(
-    ("lora", "says"),
-    [
-        *((entry, "must be") for entry in ODD_ENTRIES),
-        ([{"id": "outlined", "path": "/x"}], 'must be {"id": NAME'),
-        ([{"id": "outlind"}], "did you mean 'outlined'"),
-        ([{"id": "../outlined"}], "no adapter '../outlined'"),
-        ([{"id": "outlined", "scale": "much"}], "scale 'much'"),
-    ],
-)
-def test_an_adapter_entry_says_a_name_and_its_scale(lora: Any, says: str) -> None:
-    told = refusal(ask(body(lora=lora)))
-
-    assert told["param"] == "lora"
-    assert says in told["message"]
-
-
 @pytest.mark.parametrize("name", TRAVERSALS)
 def test_a_model_is_never_a_path(name: str) -> None:
     assert refusal(ask(body(model=name)))["code"] == "model_not_found"

@@ -120,15 +120,9 @@ class Typed(Net):
 
 HALF: dict[str, Any] = {"close": 0.02, "net": Typed}  # bfloat16 in another batch
 
-around("autocast around each call", bfloat16, **HALF)
 around("autocast around one request's calls", bfloat16, odd=True, **HALF)
-around("autocast switched off inside of autocast", lambda: torch.autocast("cpu", enabled=False))
-around("gradients around each call", torch.enable_grad, net=Spaced)
-around("gradients around one request's calls", torch.enable_grad, odd=True, net=Spaced)
 around("a function mode", Doubling)
 around("a function mode around one request's calls", Doubling, odd=True)
-around("a dispatch mode", Dispatched)
-around("a dispatch mode around one request's calls", Dispatched, odd=True)
 
 within("autocast for one whole request", bfloat16, **HALF)
 within("gradients for one whole request", torch.enable_grad, net=Spaced)

@@ -47,51 +47,6 @@ class Written(Custom):
             weight.copy_(before)
 
 
-@kind("a weight's data exchanged and put back")
-class Data(Custom):
-    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
-        weight = self.unet.middle.weight
-        before = weight.data
-        weight.data = before * (1 + 0.3 * i)
-        try:
-            return super().predict(i, x, t, words)
-        finally:
-            weight.data = before
-
-
-@kind("a parameter exchanged and put back")
-class Exchanged(Custom):
-    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
-        before = self.unet.last.bias
-        self.unet.last.bias = nn.Parameter(before + 0.2 * i, requires_grad=False)
-        try:
-            return super().predict(i, x, t, words)
-        finally:
-            self.unet.last.bias = before
-
-
-@kind("a child exchanged and put back")
-class ChildExchanged(Custom):
-    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
-        before = self.unet.middle
-        self.unet.middle = nn.Sequential(before, nn.Softsign())
-        try:
-            return super().predict(i, x, t, words)
-        finally:
-            self.unet.middle = before
-
-
-@kind("a state dict loaded and put back")
-class Loaded(Custom):
-    def begin(self, prompt: str) -> None:
-        self.own = copy.deepcopy(self.unet.state_dict())
-        self.unet.load_state_dict({k: v * len(prompt) / 4 for k, v in self.own.items()})
-
-    def end(self, x: Tensor) -> Tensor:
-        self.unet.load_state_dict(self.own)
-        return x
-
-
 @kind("an average of weights stored and restored, as EMA helpers do")
 class Averaged(Custom):
     def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
@@ -115,16 +70,6 @@ class Fused(Custom):
     def end(self, x: Tensor) -> Tensor:
         self.unet.middle.weight.data -= self.delta[:, :, None, None]
         return x
-
-
-@kind("the number type of a module changed for a call", close=0.05)
-class Halved(Custom):
-    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
-        self.unet.to(torch.float64)
-        try:
-            return super().predict(i, x.double(), t.double(), words.double()).float()
-        finally:
-            self.unet.to(torch.float32)
 
 
 @kind("gradients of weights, and a step of an optimizer that is undone")
@@ -156,28 +101,6 @@ class Trained(Custom):
     def end(self, x: Tensor) -> Tensor:
         self.unet.eval()
         return x
-
-
-@kind("a buffer registered for a request")
-class Registered(Custom):
-    def begin(self, prompt: str) -> None:
-        self.unet.register_buffer("gain", torch.tensor(len(prompt) / 3), persistent=False)
-
-    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
-        return super().predict(i, x, t, words) * self.unet.gain
-
-    def end(self, x: Tensor) -> Tensor:
-        del self.unet.gain
-        return x
-
-
-@kind("the net's config written for a request")
-class Configured(Custom):
-    def begin(self, prompt: str) -> None:
-        self.unet.register_to_config(scale=len(prompt) / 3)
-
-    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
-        return super().predict(i, x, t, words) * self.unet.config.scale
 
 
 @kind("a copy of the net for each request, which waits for no forward")
