@@ -29,9 +29,9 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "jobs, media": (3_000, 3_887),
     "python, cli, settings": (4_800, 4_800),
     "others": (4_200, 4_781),
-    "lab": (4_200, 5_328),
+    "lab": (4_200, 5_221),
     "benchmarks, proof": (7_400, 7_031),
-    "tests": (50_000, 74_230),
+    "tests": (50_000, 73_079),
 }
 
 
