@@ -13,7 +13,7 @@ import pytest
 from carpool.errors import InvalidValue
 from carpool.media import uploads
 from carpool.media.reader import FETCHES, LOOKUPS, ImageIntake, PictureReader
-from support.connections import Watchful, wired
+from support.connections import wired
 from support.endpoints import EDITS
 from support.forms import BOTH, worker_of
 from support.pictures import png
@@ -152,7 +152,7 @@ async def test_a_picture_whose_client_has_left_is_never_decoded(
         return (head + f"content-type: {form.headers['content-type']}\r\n\r\n").encode() + body
 
     with stuck(monkeypatch, uploads, "decode", lambda file: file.width == 128) as decoding:
-        async with wired(Watchful) as server:
+        async with wired() as server:
             server.worker.ready = worker_of(BOTH).ready
             async with server.client() as first:
                 await first.send(sent(large))
