@@ -9,16 +9,14 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, EulerAncestralDiscreteScheduler
 from diffusers.image_processor import VaeImageProcessor
-from PIL import Image
 
 from carpool.engine.model.output_types import only_converts, output_types
 from carpool.errors import SizeRejected
-from support import isolation
+from support import isolation, newcomers
 from support.engine_driver import called, driving, fresh, gap, plain
 from support.isolation import build
+from support.newcomers import PICTURE
 from support.tiny import ARGUMENTS
-
-PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
 
 
 def given(family: str, **arguments: Any) -> dict[str, Any]:
@@ -166,22 +164,22 @@ def test_sigmas_may_be_an_array_as_flux_users_write_them() -> None:
     assert gap(fields["images"], called(plain("flux"), 0, **arguments).images) < 2e-5
 
 
-def two_controls(scales: Any) -> dict[str, Any]:
-    return {
-        "prompt": "a cat", "image": [PICTURE, PICTURE.transpose(Image.Transpose.FLIP_LEFT_RIGHT)],
-        "controlnet_conditioning_scale": scales, "control_guidance_start": [0.0, 0.3],
-        "control_guidance_end": [0.5, 1.0], "height": 64, "width": 64, "num_inference_steps": 3,
-        "output_type": "pt",
-    }  # fmt: skip
+SPANS = {"control_guidance_start": [0.0, 0.3], "control_guidance_end": [0.5, 1.0]}
 
 
-def test_several_controlnets_take_lists_of_pictures_and_scales() -> None:
-    requests = [two_controls([0.5, 1.0]), two_controls([1.0, 0.0])]
+@pytest.mark.parametrize(
+    ("make", "net", "more"),
+    [(newcomers.two_controls, "controlnet", SPANS), (newcomers.two_adapters, "adapter", {})],
+)
+def test_several_nets_take_lists_of_pictures_and_scales(make: Any, net: str, more: Any) -> None:
+    pictures = [PICTURE, newcomers.MASK.convert("RGB")]
+    base = given("sdxl", **newcomers.SIZE, output_type="pt", image=pictures, **more)
+    requests = [{**base, f"{net}_conditioning_scale": [*pair]} for pair in ((0.5, 1), (1.0, 0))]
 
-    fields = served(build(isolation.two_controls), *requests)
+    fields = served(build(make), *requests)
 
     for seed, arguments in enumerate(requests):
-        expected = called(build(isolation.two_controls), seed, **arguments).images
+        expected = called(build(make), seed, **arguments).images
         assert gap(fields[seed]["images"], expected) < 2e-5
 
 

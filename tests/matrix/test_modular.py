@@ -19,7 +19,8 @@ from support import torchvision_cpu
 from support.engine_driver import CLOSE, Drive, Recorder, driving, gap
 from support.isolation import differences, state_of
 from support.matrix.case import IMAGE, VIDEO
-from support.modular import CLASSES, MASK, PICTURE, arguments, asked, modular, plain
+from support.modular import CLASSES, arguments, asked, modular, plain
+from support.newcomers import MASK, PICTURE
 from support.tiny.newest import NEEDS_TORCHVISION
 
 pytestmark = [
@@ -136,6 +137,7 @@ def test_guidance_that_no_block_takes_is_set_on_the_guider_of_that_request_only(
     assert gap(result(unsaid), result(usual)) == 0
     for scale, recorder in heard.items():
         judge = modular(name, guider=ClassifierFreeGuidance(guidance_scale=scale))
+        assert recorder.outcome.warnings == ()
         assert gap(result(recorder), plain(judge, seed=0, **base)) == 0
     assert gap(result(usual), plain(modular(name), seed=0, **base)) == 0
     assert pipe.guider.guidance_scale == 4.0

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
@@ -18,7 +17,7 @@ from support.app import CARD, Grey, ask, refusal
 from support.engine_driver import driving, fresh
 from support.engine_worker import EngineWorker
 from support.forms import BOTH, worker_of
-from support.pictures import picture, png, saved
+from support.pictures import picture, pixels, png, saved
 
 Arguments = Mapping[str, Any]
 API = "/sdapi/v1/"
@@ -241,10 +240,6 @@ def test_the_guidance_of_edits_is_what_it_is_called_there() -> None:
 
 
 # On models
-
-
-def pixels(image: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(image).astype(np.int64))
 
 
 def alone(pipe: DiffusionPipeline, **arguments: Any) -> torch.Tensor:

@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from carpool.errors import Rejected
 from carpool.request.adapter_names import AdapterInfo
@@ -24,7 +22,7 @@ from support.engine_driver import driving, fresh
 from support.engine_worker import EngineWorker
 from support.forms import worker_of
 from support.lora_files import adapter
-from support.pictures import picture
+from support.pictures import picture, pixels
 
 LONG = "a" * 64
 ODD = (
@@ -176,10 +174,6 @@ def drawn(worker: EngineWorker, prompt: str) -> torch.Tensor:
     answer = post(worker, prompt=prompt, **sent)
     assert answer.status_code == 200, answer.text
     return pixels(picture(base64.b64decode(answer.json()["images"][0])))
-
-
-def pixels(image: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(image).astype(np.int64))
 
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")

@@ -14,6 +14,7 @@ from carpool.engine.model.load import load
 from carpool.errors import LoadFailed
 from support import original_names
 from support.engine_driver import fresh, plain
+from support.original_names import assert_same
 from support.tiny import checkpoint
 
 PARTS = ("transformer", "connectors", "vae", "audio_vae", "vocoder")
@@ -39,13 +40,6 @@ def weights(own: Any) -> dict[str, Tensor]:
 def served(file: Path) -> Any:
     settings = EngineSettings(device="cpu", model_config=str(checkpoint("ltx2")))
     return load(file, settings).pipe
-
-
-def assert_same(pipe: Any, own: Any, *names: str) -> None:
-    for name in names:
-        held = getattr(pipe, name).state_dict()
-        for key, weight in getattr(own, name).state_dict().items():
-            assert torch.equal(held[key], weight), f"{name}.{key}"
 
 
 def test_all_parts_of_a_whole_model_are_served(

@@ -18,6 +18,7 @@ from carpool.engine.model.load import load
 from carpool.errors import LoadFailed
 from support import original_names
 from support.engine_driver import fresh, gap, plain
+from support.original_names import assert_same
 from support.prepared import alone, requests_of
 from support.tiny import checkpoint
 
@@ -52,13 +53,6 @@ def whole(
 def served(family: str, file: Path, **settings: Any) -> Any:
     settings = {"device": "cpu", "model_config": str(checkpoint(family)), **settings}
     return load(file, EngineSettings(**settings)).pipe
-
-
-def assert_same(pipe: Any, own: Any, *names: str) -> None:
-    for name in names:
-        held = getattr(pipe, name).state_dict()
-        for key, weight in getattr(own, name).state_dict().items():
-            assert torch.equal(held[key], weight), f"{name}.{key}"
 
 
 @pytest.mark.parametrize("family", ["sd15", "sdxl"])

@@ -41,6 +41,11 @@ def build(make: Callable[[], diffusers.DiffusionPipeline]) -> diffusers.Diffusio
     return pipe
 
 
+def parts(pipe: diffusers.DiffusionPipeline, **others: Any) -> dict[str, Any]:
+    """The components of a pipeline, some of them replaced."""
+    return {name: one for name, one in {**pipe.components, **others}.items() if one is not None}
+
+
 def pag_sdxl() -> diffusers.StableDiffusionXLPAGPipeline:
     """Perturbed attention: processors are exchanged during a call with `pag_scale` above 0."""
     return diffusers.StableDiffusionXLPAGPipeline(
@@ -49,10 +54,8 @@ def pag_sdxl() -> diffusers.StableDiffusionXLPAGPipeline:
 
 
 def pag_sd3() -> diffusers.StableDiffusion3PAGPipeline:
-    parts = {
-        name: part for name, part in tiny_pipeline("sd3").components.items() if part is not None
-    }
-    return diffusers.StableDiffusion3PAGPipeline(**parts, pag_applied_layers="blocks.1")
+    made = parts(tiny_pipeline("sd3"))
+    return diffusers.StableDiffusion3PAGPipeline(**made, pag_applied_layers="blocks.1")
 
 
 def control_sd3() -> diffusers.StableDiffusion3ControlNetPipeline:
@@ -61,17 +64,13 @@ def control_sd3() -> diffusers.StableDiffusion3ControlNetPipeline:
     net = diffusers.SD3ControlNetModel.from_transformer(
         pipe.transformer, num_layers=1, num_extra_conditioning_channels=0
     )
-    parts = {name: part for name, part in pipe.components.items() if part is not None}
-    return diffusers.StableDiffusion3ControlNetPipeline(**parts, controlnet=drawn(net))
+    return diffusers.StableDiffusion3ControlNetPipeline(**parts(pipe), controlnet=drawn(net))
 
 
 def ddim() -> diffusers.StableDiffusionPipeline:
     """A scheduler whose config the constructors of its sisters would correct."""
-    parts = {
-        **tiny_pipeline("sd15").components,
-        "scheduler": diffusers.DDIMScheduler(clip_sample=True, steps_offset=0),
-    }
-    pipe = diffusers.StableDiffusionPipeline(**parts, requires_safety_checker=False)
+    made = tiny_pipeline("sd15").components
+    pipe = diffusers.StableDiffusionPipeline(**made, requires_safety_checker=False)
     pipe.register_modules(scheduler=diffusers.DDIMScheduler(clip_sample=True, steps_offset=0))
     return pipe
 
@@ -104,21 +103,6 @@ def pixels() -> diffusers.IFPipeline:
     reader = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=32)
     vars(pipe).update(safety_checker=Checker(), feature_extractor=reader)
     return pipe
-
-
-def two_controls() -> diffusers.StableDiffusionXLControlNetPipeline:
-    """Two ControlNets: pictures, scales and spans are lists."""
-    pipe = tiny_pipeline("sdxl")
-    nets = [
-        drawn(
-            diffusers.ControlNetModel.from_unet(
-                pipe.unet, conditioning_embedding_out_channels=(4, 8)
-            )
-        )
-        for _ in range(2)
-    ]
-    parts = {name: part for name, part in pipe.components.items() if part is not None}
-    return diffusers.StableDiffusionXLControlNetPipeline(**parts, controlnet=nets)
 
 
 _IMAGE: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "pt"}

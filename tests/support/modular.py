@@ -7,18 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import diffusers
-import numpy as np
 import torch
-from PIL import Image
 
 from support.engine_driver import called, for_inference
 from support.isolation import build
 from support.matrix.qwen import shrunk
+from support.newcomers import PICTURE
 from support.tiny import ARGUMENTS, newest, tiny_pipeline
 from support.tiny.parts import drawn
-
-PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
-MASK = Image.fromarray(np.kron(np.eye(2, dtype=np.uint8) * 255, np.ones((32, 32), np.uint8)))
 
 
 def vace() -> dict[str, Any]:

@@ -17,8 +17,9 @@ from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from PIL import Image
 from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
+from support.isolation import parts
 from support.modular import ltx25
-from support.newcomers import CHANGED, FILLED, IMAGE, MASK, PICTURE, SIZE, parts, wide_unet
+from support.newcomers import CHANGED, FILLED, IMAGE, MASK, PICTURE, SIZE, wide_unet
 from support.tiny import newest, tiny_pipeline
 from support.tiny.parts import drawn
 

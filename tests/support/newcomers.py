@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from support import isolation
-from support.isolation import build
+from support.isolation import build, parts
 from support.matrix.qwen import shrunk
 from support.tiny import newest, tiny_pipeline
 from support.tiny.parts import drawn
@@ -19,11 +19,6 @@ from support.tiny.parts import drawn
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
 MASK = Image.fromarray(np.kron(np.eye(2, dtype=np.uint8) * 255, np.ones((32, 32), np.uint8)))
 SIZE: dict[str, Any] = {"height": 64, "width": 64}
-
-
-def parts(pipe: diffusers.DiffusionPipeline, **others: Any) -> dict[str, Any]:
-    """The components of a pipeline, some of them replaced."""
-    return {name: one for name, one in {**pipe.components, **others}.items() if one is not None}
 
 
 def of_sd15(name: str, *, has_control: bool = False, **others: Any) -> diffusers.DiffusionPipeline:
@@ -55,6 +50,21 @@ def control(unet: diffusers.UNet2DConditionModel) -> diffusers.ControlNetModel:
     return drawn(
         diffusers.ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(4, 8))
     )
+
+
+def two_controls() -> diffusers.StableDiffusionXLControlNetPipeline:
+    """Two ControlNets: pictures, scales and spans are lists."""
+    pipe = tiny_pipeline("sdxl")
+    nets = [control(pipe.unet), control(pipe.unet)]
+    return diffusers.StableDiffusionXLControlNetPipeline(**parts(pipe, controlnet=nets))
+
+
+def two_adapters() -> diffusers.StableDiffusionXLAdapterPipeline:
+    pipe = tiny_pipeline("sdxl")
+    config = {"channels": pipe.unet.config.block_out_channels, "num_res_blocks": 1}
+    config |= {"downscale_factor": 4, "adapter_type": "full_adapter_xl"}
+    nets = diffusers.MultiAdapter([drawn(diffusers.T2IAdapter(**config)) for _ in range(2)])
+    return diffusers.StableDiffusionXLAdapterPipeline(**parts(pipe), adapter=nets)
 
 
 def marigold(cls: Any) -> diffusers.DiffusionPipeline:

@@ -196,3 +196,11 @@ def ltx2(components: Mapping[str, Any]) -> dict[str, Tensor]:
             name = name.replace(f"{UNET}text_proj_in", "text_embedding_projection.aggregate_embed")
             weights[name] = weight.contiguous().clone()
     return weights
+
+
+def assert_same(pipe: Any, own: Any, *names: str) -> None:
+    """Compare the weights of components, bit by bit."""
+    for name in names:
+        held = getattr(pipe, name).state_dict()
+        for key, weight in getattr(own, name).state_dict().items():
+            assert torch.equal(held[key], weight), f"{name}.{key}"

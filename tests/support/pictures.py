@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageChops
 
 ALIKE = 1  # of 255: company moves the last bits of floats, which tips a value here and there
@@ -14,6 +15,10 @@ def picture(encoded: bytes) -> Image.Image:
     with Image.open(io.BytesIO(encoded)) as image:
         image.load()
         return image
+
+
+def pixels(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(image).astype(np.int64))
 
 
 def read_settings(png: bytes) -> dict[str, Any]:

@@ -65,9 +65,9 @@ def foreign_parts(module: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterato
                 shipped.add(code)
 
 
-def is_of_a_library(cls: type) -> bool:
-    """Whether one of the known libraries ships a class."""
-    return _package(cls) in LIBRARIES
+def is_of_a_library(code: Any) -> bool:
+    """Whether one of the known libraries ships a class or function."""
+    return _package(code) in LIBRARIES
 
 
 def is_nameless(code: Any) -> bool:

@@ -6,31 +6,39 @@ up. At its end a guard restores the pipeline, its modules, and the state of code
 as loaded.
 """
 
-from collections import deque
+import gc
+import random
+import sys
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import CellType, FunctionType, MethodType, ModuleType
+from functools import partial
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from carpool.engine.containment import EngineLost
-from carpool.engine.foreign_code import foreign_parts, is_of_a_library
+from carpool.engine.foreign_code import is_of_a_library
 from carpool.engine.intercept import Target
 from carpool.engine.isolation import ignore_texts
 from carpool.engine.model.upcast import in_half
-from carpool.engine.overlay.module_state import ModuleState, is_same
+from carpool.engine.overlay.module_state import USUAL, ModuleState, is_same
 from carpool.engine.overlay.writes import data
 from carpool.engine.random_state import RandomState
+from carpool.engine.reach.objects import HOOKS, own_dict, package
 from carpool.engine.switches import Switches
 from carpool.engine.thread_modes import ThreadModes
 
 MAX_OBJECTS = 20_000  # saved by a guard; objects beyond them keep a request's changes
 MAX_TENSOR_BYTES = 2**20  # the largest tensor whose values are saved for any model
 MAX_WEIGHT_BYTES = 2**28  # models with at most this total of weights have all values saved
-_CONTAINERS = (dict, list, set, deque)
-_OPAQUE = (str, bytes, int, float, type(None), torch.Generator, ModuleType)
+_CONTAINERS: Any = (OrderedDict, dict, list, set, deque)
+_OPAQUE = (str, bytes, int, float, type(None), ModuleType)
+_ARRAYS = (Tensor, np.ndarray)
+_STREAMS = {random.Random: "state", torch.Generator: "_state", np.random.RandomState: "_state"}
 
 
 class PrivateContext:
@@ -112,25 +120,21 @@ class Guard:
 
     def __init__(self, pipe: Any, modules: Mapping[str, nn.Module]) -> None:
         parts = [part for module in modules.values() for part in module.modules()]
-        self._parts = [ModuleState.of(part) for part in parts]
-        small, large = _weights(parts)
-        self._tensors = [(tensor, data(tensor).clone()) for tensor in small]
-        self._versions = [(tensor, tensor._version) for tensor in large]
-        self._containers: list[tuple[Any, Any]] = []
-        self._cells: list[tuple[CellType, Any]] = []
-        self._classes: list[tuple[type, dict[str, Any]]] = []
-        module_ids = {id(part) for part in parts}
-        code = [code for module in modules.values() for code in foreign_parts(module)]
-        code += {type(part): None for part in parts if not is_of_a_library(type(part))}
-        for value in _reached([vars(pipe), *vars(pipe).values(), *code], module_ids):
-            if isinstance(value, CellType):
-                self._cells.append((value, _contents(value)))
-            elif isinstance(value, Tensor):
-                self._tensors.append((value, data(value).clone()))
-            elif isinstance(value, type):
-                self._classes.append((value, dict(vars(value))))
-            else:
-                self._containers.append((value, value.copy()))
+        tensors = {
+            id(tensor): tensor
+            for part in parts
+            for values in (part._parameters, part._buffers, vars(part))
+            for tensor in values.values()
+            if isinstance(tensor, Tensor) and _is_plain(tensor)
+        }.values()
+        is_small = sum(tensor.nbytes for tensor in tensors) <= MAX_WEIGHT_BYTES
+        limit = MAX_WEIGHT_BYTES if is_small else MAX_TENSOR_BYTES
+        self._versions = [(tensor, tensor._version) for tensor in tensors if tensor.nbytes > limit]
+        self._undo: list[Callable[[], object]] = [ModuleState.of(part).restore for part in parts]
+        code = [v for part in parts for n, v in vars(part).items() if n not in USUAL or n in HOOKS]
+        reached = _reached([pipe, *map(type, parts), *code], set(map(id, parts)))
+        saved = (*(tensor for tensor in tensors if tensor.nbytes <= limit), *reached)
+        self._undo += filter(None, map(_saved, saved))
 
     def restore(self) -> None:
         """Restore the whole state.
@@ -138,89 +142,83 @@ class Guard:
         Raises:
             EngineLost: values of large weights were written in place; all else is restored.
         """
-        for state in self._parts:
-            state.restore()
-        for tensor, values in self._tensors:
-            if not torch.equal(data(tensor), values):
-                data(tensor).copy_(values)
-        for cell, contents in self._cells:
-            if contents is not _EMPTY:
-                cell.cell_contents = contents
-        for cls, attributes in self._classes:
-            for name in vars(cls).keys() - attributes.keys():
-                delattr(cls, name)
-            for name, value in attributes.items():
-                if vars(cls).get(name) is not value:
-                    setattr(cls, name, value)
-        for container, values in self._containers:
-            if isinstance(container, (dict, list, set)) and is_same(container, values):
-                continue
-            container.clear()
-            (container.extend if isinstance(container, (list, deque)) else container.update)(values)
+        with ExitStack() as undo:  # a failure does not end the others
+            for restore in reversed(self._undo):
+                undo.callback(restore)
         if any(tensor._version != version for tensor, version in self._versions):
             raise EngineLost("a request has changed large weights in place: this stays")
 
 
-_EMPTY = object()
-
-
-def _contents(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _EMPTY
-
-
 def _reached(roots: Iterable[Any], module_ids: set[int]) -> Iterator[Any]:
-    """Yield the mutable containers, cells, classes and small tensors reachable from some objects.
-
-    Args:
-        module_ids: ids of modules that are guarded as modules.
-    """
-    waiting, visited = deque(roots), set[int]()
+    """Yield the objects that others reach, without modules, large tensors and Carpool's own."""
+    waiting, visited = deque(roots), dict[int, Any]()
     while waiting and len(visited) < MAX_OBJECTS:
         value = waiting.popleft()
         if isinstance(value, _OPAQUE) or id(value) in visited or id(value) in module_ids:
             continue
-        visited.add(id(value))
-        if isinstance(value, Tensor):
-            if _is_plain(value) and value.nbytes <= MAX_TENSOR_BYTES:
-                yield value
-        elif type(value) in _CONTAINERS:
+        visited[id(value)] = value
+        is_large = isinstance(value, _ARRAYS) and value.nbytes > MAX_TENSOR_BYTES
+        if not is_large and package(type(value)) != "carpool":
             yield value
-            waiting.extend(value.values() if isinstance(value, dict) else value)
-        elif isinstance(value, CellType):
-            yield value
-            waiting.append(_contents(value))
-        elif isinstance(value, tuple):
-            waiting.extend(value)
-        elif isinstance(value, type):
-            if not is_of_a_library(value):
-                yield value
-                waiting.extend(v for v in vars(value).values() if type(v) in _CONTAINERS)
-        elif isinstance(value, FunctionType):
-            waiting.extend((*(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__))
-        elif isinstance(value, MethodType):
-            waiting.extend((value.__self__, value.__func__))
-        elif type(attributes := getattr(value, "__dict__", None)) is dict:
-            waiting.append(attributes)
+            waiting.extend(_inner(value))
 
 
-def _weights(parts: Iterable[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights, buffers and other tensors of modules: those with saved values, and the rest.
+def _inner(value: Any) -> list[Any]:
+    is_code = isinstance(value, (type, FunctionType))
+    is_known = is_code and (is_of_a_library(value) or package(value) in sys.stdlib_module_names)
+    if isinstance(value, _ARRAYS) or is_known:
+        return []
+    if isinstance(value, type):
+        return [*vars(value).values(), *value.__bases__]
+    if isinstance(value, FunctionType):  # without its globals
+        cells, defaults = value.__closure__ or (), (value.__defaults__, value.__kwdefaults__)
+        return [*cells, *defaults, value.__dict__]
+    return [own_dict(value), *gc.get_referents(value)]
 
-    Saved are all values of a small model, and the small tensors of a large one.
-    """
-    tensors = {
-        id(tensor): tensor
-        for part in parts
-        for tensor in (*part._parameters.values(), *part._buffers.values(), *vars(part).values())
-        if isinstance(tensor, Tensor) and _is_plain(tensor)
-    }
-    is_small = sum(tensor.nbytes for tensor in tensors.values()) <= MAX_WEIGHT_BYTES
-    limit = MAX_WEIGHT_BYTES if is_small else MAX_TENSOR_BYTES
-    small = [tensor for tensor in tensors.values() if tensor.nbytes <= limit]
-    return small, [tensor for tensor in tensors.values() if tensor.nbytes > limit]
+
+def _saved(value: Any) -> Callable[[], object] | None:
+    """Save an object's own state; returns the function that restores it, or None."""
+    if isinstance(value, Tensor):
+        values = data(value).clone() if _is_plain(value) else data(value)
+        return lambda: torch.equal(data(value), values) or data(value).copy_(values)
+    if isinstance(value, np.ndarray):
+        return partial(np.copyto, value, value.copy()) if value.flags.writeable else None
+    if isinstance(value, CellType):
+        contents = gc.get_referents(value)  # an empty cell has none
+        return partial(setattr, value, "cell_contents", *contents) if contents else None
+    if isinstance(value, type):
+        return None if is_of_a_library(value) else partial(_set_class, value, dict(vars(value)))
+    if base := next((cls for cls in _CONTAINERS if isinstance(value, cls)), None):
+        entries = dict(base.items(value)) if issubclass(base, dict) else list(value)
+        return partial(_fill, base, value, entries)
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    if name := _STREAMS.get(type(value)):
+        return partial(getattr(value, f"set{name}"), getattr(value, f"get{name}")())
+    state: Any = None if is_of_a_library(type(value)) else object.__getstate__(value)
+    slots = state[1].items() if isinstance(state, tuple) else ()
+    put = object.__setattr__
+    return lambda: [put(value, n, v) for n, v in slots if getattr(value, n, None) is not v]
+
+
+def _fill(base: Any, container: Any, entries: Any) -> None:
+    """Restore the entries of a container, without the methods of its own class."""
+    if is_same(container, entries):
+        return
+    base.clear(container)
+    if isinstance(entries, dict):
+        for name, entry in entries.items():
+            base.__setitem__(container, name, entry)
+    else:
+        (base.update if base is set else base.extend)(container, entries)
+
+
+def _set_class(cls: type, attributes: Mapping[str, Any]) -> None:
+    for name in vars(cls).keys() - attributes.keys():
+        type.__delattr__(cls, name)
+    for name, value in attributes.items():
+        if vars(cls).get(name) is not value:
+            type.__setattr__(cls, name, value)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -75,7 +75,8 @@ class PromptReading:
 
 def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading | None:
     """The prompt of a language model's call; None if it must be prefilled in one forward."""
-    present = {name: value for name, value in arguments.items() if not _is_empty(value)}
+    present = {n: v for n, v in arguments.items() if v is not None and v is not False}
+    present = {n: v for n, v in present.items() if not isinstance(v, dict) or v}
     names = "input_ids", "attention_mask", "past_key_values", "logits_to_keep"
     ids, mask, cache, keeps = (cast("Any", present.get(name)) for name in names)
     if not isinstance(keeps, int) or keeps != 1:
@@ -107,7 +108,3 @@ def _is_hybrid(module: nn.Module, cache: Any) -> bool:
     kinds = [type(layer) for layer in cache.layers]
     linear = kinds.count(LinearAttentionLayer)
     return 0 < linear == linear_parts(module) and {*kinds} <= {*LAYERS, LinearAttentionLayer}
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or value is False or (isinstance(value, dict) and not value)

@@ -121,12 +121,13 @@ def _fitting(cls: type, pipe: Pipeline) -> dict[str, Any]:
 def _task(pipe: Pipeline) -> Task:
     cls: Any = type(pipe)
     parameters, name = parameters_of(pipe), cls.__name__
-    controls = getattr(pipe, "controlnet", None)  # several, each with its own image
+    controls = getattr(pipe, "controlnet", getattr(pipe, "adapter", None))  # each with an image
+    nets = getattr(controls, "nets", getattr(controls, "adapters", ()))
     return Task(
         name=getattr(cls, "task", "") or _name(cls, {parameter.name for parameter in parameters}),
         pipeline=name,
         parameters=parameters,
-        max_images=max(MAX_IMAGES.get(name, 1), len(getattr(controls, "nets", ()))),
+        max_images=max(MAX_IMAGES.get(name, 1), len(nets)),
         image_mode=getattr(cls, "image_mode", "RGBA" if "Layered" in name else "RGB"),
         strength_rounds=_strength_rounds(pipe),
         output_types=output_types(cls),

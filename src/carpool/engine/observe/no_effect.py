@@ -62,6 +62,7 @@ class EffectObserver:
         """Inspect the pipeline at the first call of its denoiser."""
         self.has_begun = True
         guidance = getattr(pipe, "do_classifier_free_guidance", None)
+        guidance = getattr(getattr(pipe, "guider", None), "_enabled", guidance)
         self._is_guided = guidance if isinstance(guidance, bool) else None
         config = getattr(call.target.module, "config", None)
         config = config if isinstance(config, Mapping) else {}  # transformers' is an object

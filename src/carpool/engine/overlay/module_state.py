@@ -19,7 +19,7 @@ from carpool.engine.probation.snapshot import versions
 REGISTRY = "_diffusers_hook"  # diffusers' attribute for its hooks
 ABSENT = object()
 _CONTAINERS = (dict, OrderedDict, list, set)
-_USUAL = frozenset(vars(nn.Module()))  # attributes of every module
+USUAL = frozenset(vars(nn.Module()))  # attributes of every module
 _NO_OBJECTS = (nn.Module, Tensor, FrozenDict, type, ModuleType, FunctionType, MethodType, partial)
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -144,7 +144,7 @@ def own_containers(module: nn.Module) -> Iterator[Any]:
     Attributes common to all modules are left out: `writes` reports their changes.
     """
     for name, value in vars(module).items():
-        if name in _USUAL or name == REGISTRY:
+        if name in USUAL or name == REGISTRY:
             continue
         if type(value) in _CONTAINERS:
             yield value

@@ -1,8 +1,10 @@
 """Hooks, processors and patches of `forward` with state, as people add them to a pipeline's net."""
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +29,20 @@ class Memory:
 def hook(pipe: Any) -> None:
     memory = Memory()
     pipe.unet.register_forward_hook(lambda m, args, out: (memory.mixed(out[0], args[1]),))
+
+
+@kind("a hook with objects, slots, arrays and random numbers, that never begins anew")
+def keeping(pipe: Any) -> None:
+    inner = SimpleNamespace(own=type("Slotted", (), {"__slots__": ("calls",)})())
+    inner.own.calls, array, generator = 0, np.zeros(1), torch.Generator().manual_seed(3)
+
+    def hook(more: Any, module: Any, args: Any, out: Any) -> Any:
+        for box in (inner.own, more):
+            box.calls += 1
+        array[:] += more.calls + inner.own.calls + float(torch.rand((), generator=generator))
+        return (out[0] * (1 + 0.1 * float(array[0])),)
+
+    pipe.unet.register_forward_hook(functools.partial(hook, SimpleNamespace(calls=0)))
 
 
 @kind("a forward pre-hook that counts")
