@@ -192,7 +192,7 @@ def test_files_that_come_and_go_and_change_are_told_apart_when_the_folder_is_rea
     tmp_path: Path,
 ) -> None:
     shelf = Shelf(tmp_path / "adapters")
-    for file in ("plain.safetensors", "torn.safetensors", "half.safetensors"):
+    for file in ("plain.safetensors", "torn.safetensors", "half.safetensors", "brain.safetensors"):
         shelf.put(file)
     half, away = shelf.folder / "half.safetensors", tmp_path / "half.safetensors"
     with driving("flux", lora_dir=str(shelf.folder)) as drive:
@@ -200,7 +200,8 @@ def test_files_that_come_and_go_and_change_are_told_apart_when_the_folder_is_rea
         def submit(name: str) -> Recorder:
             return drive.submit("a cat", lora=[{"id": name}], **ARGUMENTS["flux"])
 
-        assert list(drive.engine.loaded.card.lora) == ["half", "plain"]
+        assert list(drive.engine.loaded.card.lora) == ["brain", "half", "plain"]
+        os.utime(shelf.folder / "brain.safetensors")  # the same bytes: not changed
         riding = submit("half")
         drive.turn()
 

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Already found a `peft_config`:UserWarning",
 )
 State = dict[str, Tensor]
+ATTENTION = "transformer.transformer_blocks.0.attn"
+TEXT = "encoder_block_0_layer_0_SelfAttention_q"
 KOHYA = ("lora_down", "lora_up")
 CLEAR = 100 * CLOSE  # the least that an adapter must change a pixel
 
@@ -91,9 +93,7 @@ EQUAL: dict[str, tuple[str, Callable[[], State], str]] = {  # and what the warni
     "a rank for each layer": ("flux", mixed_ranks, ""),
     "DoRA with convolutions": ("sdxl", lambda: dora(sdxl(), "sdxl", "unet"), ""),
     "DoRA of a text encoder": (
-        "sdxl",
-        lambda: dora(sdxl(), "sdxl", "text_encoder_2"),
-        "only the LoRA part",
+        "sdxl", lambda: dora(sdxl(), "sdxl", "text_encoder_2"), "only the LoRA part",
     ),
     "DoRA whose magnitudes diffusers drops": (
         "flux",
@@ -114,16 +114,10 @@ EQUAL: dict[str, tuple[str, Callable[[], State], str]] = {  # and what the warni
     ),
     "image attention on text to video": ("wan21_t2v", image_attention, "attn2.add_k_proj"),
     "a change of a whole weight": (
-        "flux",
-        lambda: flux() | {"transformer.transformer_blocks.0.attn.to_q.diff": torch.ones(32, 32)},
-        "to_q.diff",
+        "flux", lambda: flux() | {f"{ATTENTION}.to_q.diff": torch.ones(32, 32)}, "to_q.diff",
     ),
     "a text encoder's layer that diffusers drops": (
-        "flux",
-        lambda: (
-            kohya_flux() | pair("lora_te3_encoder_block_0_layer_0_SelfAttention_q", 32, 32, KOHYA)
-        ),
-        "lora_te3_encoder",
+        "flux", lambda: kohya_flux() | pair(f"lora_te3_{TEXT}", 32, 32, KOHYA), "lora_te3_encoder",
     ),
     "a change of the first layer": (
         "wan21_t2v",
@@ -135,7 +129,7 @@ EQUAL: dict[str, tuple[str, Callable[[], State], str]] = {  # and what the warni
         lambda: wan() | {"diffusion_model.blocks.0.self_attn.norm_q.diff": torch.ones(24)},
         "norm_q",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -179,25 +173,14 @@ def test_what_diffusers_draws_is_drawn(
 
 FITTING: dict[str, tuple[str, Callable[[], State], Callable[[], State], str]] = {
     "a text encoder's layer": (
-        "wan21_t2v", wan, lambda: pair("diffusion_model.text_encoder.layers.0.q", 24, 24),
-        "text_encoder",
+        "wan21_t2v", wan, lambda: pair("diffusion_model.text_encoder.q", 24, 24), "text_encoder",
     ),
     "a text encoder's layer, of kohya": (
-        "wan21_t2v",
-        wan,
-        lambda: pair("lora_te_text_model_layers_0_fc1", 24, 24, ("lora_down", "lora_up")),
+        "wan21_t2v", wan, lambda: pair("lora_te_text_model_layers_0_fc1", 24, 24, KOHYA),
         "lora_te_text",
     ),
-    "an adapter of a norm": (
-        "flux", flux, lambda: pair("transformer.transformer_blocks.0.attn.norm_q", 16, 16),
-        "norm_q",
-    ),
-    "a norm": (
-        "flux",
-        flux,
-        lambda: {"transformer.transformer_blocks.0.attn.norm_q.weight": torch.ones(16)},
-        "norm_q",
-    ),
+    "an adapter of a norm": ("flux", flux, lambda: pair(f"{ATTENTION}.norm_q", 16, 16), "norm_q"),
+    "a norm": ("flux", flux, lambda: {f"{ATTENTION}.norm_q.weight": torch.ones(16)}, "norm_q"),
 }  # fmt: skip
 
 
@@ -219,26 +202,27 @@ def test_what_fits_is_applied_where_diffusers_refuses_the_rest(
 
 REFUSED: dict[str, tuple[Callable[[], State], str]] = {
     "infinite values": (
-        lambda: flux() | {next(iter(flux())): torch.full((4, 32), torch.inf)},
-        "NaN or infinite",
+        lambda: flux() | {next(iter(flux())): torch.full((4, 32), torch.inf)}, "NaN or infinite",
     ),
     "a vector for a matrix": (
         lambda: flux() | {n: torch.ones(32) for n in flux() if n.endswith("lora_B.weight")},
         "must be a matrix",
     ),
+    "integers": (lambda: as_type(torch.int8), "of torch.int8: must be a matrix of real numbers"),
+    "a control adapter": (lambda: flux() | pair("transformer.x_embedder", 32, 32), "widens it"),
+    "LyCORIS": (
+        lambda: {f"lora_unet_x.{n}": torch.ones(4) for n in ("weight", "on_input")}, "the IA3",
+    ),
     "scaled float8": (
-        lambda: as_type(torch.float8_e4m3fn) | {"transformer.x.scale_weight": torch.ones(())},
-        "scaled float8",
+        lambda: as_type(torch.float8_e4m3fn) | {"x.scale_weight": torch.ones(())}, "scaled float8",
     ),
     "mostly another model": (
         lambda: dict(
-            entry
-            for i in (0, *range(4, 9))
-            for entry in pair(f"transformer.transformer_blocks.{i}.attn.to_q", 32, 32).items()
+            e for i in "045678" for e in pair(ATTENTION.replace("0", i) + ".to_q", 32, 32).items()
         ),
         "5 of 6 layers are not in this FluxPipeline",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -33,9 +33,8 @@ def test_a_folder_that_peft_wrote_has_the_scaling_of_its_config(tmp_path: Path) 
     from peft import LoraConfig, PeftModel, get_peft_model
 
     pipe: Any = fresh("flux")
-    config = LoraConfig(
-        r=4, lora_alpha=10, target_modules=["to_q", "to_k"], init_lora_weights=False
-    )
+    layers = ["to_q", "to_k"]
+    config = LoraConfig(r=4, lora_alpha=10, target_modules=layers, init_lora_weights=False)
     torch.manual_seed(3)
     get_peft_model(pipe.transformer, config).save_pretrained(str(tmp_path / "style"))
     pipe = fresh("flux")
@@ -45,6 +44,14 @@ def test_a_folder_that_peft_wrote_has_the_scaling_of_its_config(tmp_path: Path) 
 
     with driving("flux", lora=(f"peft={tmp_path / 'style'}",)) as drive:
         picture, _ = by_carpool(drive, [{"id": "peft"}], "flux")
+        file = tmp_path / "style" / "adapter_model.safetensors"
+        biased = load_file(file) | {"base_model.model.x_embedder.base_layer.bias": torch.ones(32)}
+        write(file, biased)
+        for name, value in {"bias": "lora_only", "init_lora_weights": "pissa"}.items():
+            settings.write_text(json.dumps(json.loads(settings.read_text()) | {name: value}))
+            with pytest.raises(LoraRejected, match=f"{name}='{value}', which changes the model"):
+                drive.engine.add_lora(name, tmp_path / "style")
+            settings.write_text(json.dumps(json.loads(settings.read_text()) | {name: "none"}))
 
     assert gap(picture, pictures(pipe, "flux")) < CLOSE
 

@@ -124,9 +124,6 @@ def assert_holds(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         torch.testing.assert_close(held[name], weight, rtol=0, atol=1e-6, msg=name)
 
 
-# Scaled float8
-
-
 @pytest.mark.parametrize("by", ["tensor", "channel"])
 @pytest.mark.parametrize("names", ["scale_weight", "weight_scale"])
 @pytest.mark.parametrize(
@@ -251,9 +248,6 @@ def test_float8_layers_that_a_header_or_an_entry_names_are_read(
     assert_holds(pipe.transformer, true)
 
 
-# Names left over, missing, or of another shape
-
-
 def last_layer(state: dict[str, Tensor], prefix: str, plus: int = 1) -> dict[str, Tensor]:
     """Weights with one layer more."""
     numbers = {int(n[len(prefix) :].split(".")[0]) for n in state if n.startswith(prefix)}
@@ -315,6 +309,7 @@ def test_a_folder_with_a_weight_too_few_or_too_many_is_refused_by_name(
     for told, entries in {
         "it has odd.weight, which": {**state, "odd.weight": torch.zeros(2)},
         f"it lacks {some}": less,
+        f"weights of {some} are quantized as 8-bit": {**state, some: state[some].to(torch.int8)},
     }.items():
         save_file(entries, file, metadata={"format": "pt"})
         assert told in refused("flux", component, model / component)
@@ -375,9 +370,6 @@ def test_names_that_change_no_picture_may_stay(
     module = getattr(served(family, parts={component: tmp_path / "a.safetensors"}), component)
 
     assert_holds(module, state)
-
-
-# Wrappers, endings, shards
 
 
 @pytest.mark.parametrize(
@@ -455,9 +447,6 @@ def test_the_configuration_beside_a_file_of_a_folder_holds(tmp_path: Path) -> No
     assert_holds(pipe.transformer, smaller.state_dict())
 
 
-# What is no such component
-
-
 def test_an_adapter_is_refused_as_a_model_and_as_a_component(tmp_path: Path) -> None:
     for name in ("transformer.x.lora_A.weight", "lora_unet_mid.lora_down.weight", "x.lokr_w1"):
         save_file({name: torch.zeros(4, 4)}, tmp_path / "style.safetensors")
@@ -489,6 +478,7 @@ def test_files_without_weights_or_quantized_by_other_libraries_are_refused(tmp_p
             },
             "has two scales",
         ),
+        "integers": ({n: w.to(torch.int8) for n, w in state.items()}, "8-bit integers without"),
         "alone": ({**state, "x.weight_scale": torch.ones(1)}, "it has x.weight_scale, which"),
     }
     for name, (entries, told) in files.items():
@@ -552,6 +542,18 @@ def test_a_truncated_file_is_refused_in_one_line(cut: int, tmp_path: Path) -> No
         assert "cannot be read" in refused("flux", "transformer", tmp_path / name)
         with pytest.raises(LoadFailed, match="cannot be read"):
             served("flux", model=tmp_path / name, model_config=str(checkpoint("flux")))
+
+
+def test_numbers_of_gguf_that_are_no_matrix_are_read_or_refused_by_name(tmp_path: Path) -> None:
+    state = weights("flux", "transformer")
+    gguf_of(state, tmp_path / "a.gguf", plain="BF16")
+    bias = {n: w for n, w in state.items() if n.endswith(".bias") and len(w) % 32 == 0}
+    gguf_of(bias, tmp_path / "b.gguf", plain="Q8_0")
+
+    pipe = served("flux", parts={"transformer": tmp_path / "a.gguf"})
+
+    assert_holds(pipe.transformer, {name: w.bfloat16().float() for name, w in bias.items()})
+    assert "has 1 axes, and quantized" in refused("flux", "transformer", tmp_path / "b.gguf")
 
 
 def test_gguf_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Components in odd places and files: each is the one that is served, or is refused by name."""
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ from torch import Tensor
 from carpool.config import EngineSettings
 from carpool.engine.model.load import load
 from carpool.errors import CarpoolError
-from support.engine_driver import plain
+from support.engine_driver import driving, plain
 from support.more_pipelines import controlled_zimage
 from support.prepared import own_weights
-from support.tiny import checkpoint
+from support.tiny import ARGUMENTS, checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -73,6 +75,23 @@ def test_links_are_followed(denoiser: dict[str, Tensor], tmp_path: Path) -> None
     assert torch.equal(pipe.transformer.x_embedder.weight, denoiser["x_embedder.weight"])
     for name in ("gone", "round"):
         assert "no such file" in refused(f"transformer={tmp_path}/{name}.safetensors")
+
+
+def test_no_picture_is_drawn_of_a_model_whose_file_was_written_over(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("flux"), tmp_path / "model"))
+    [file] = (folder / "transformer").glob("*.safetensors")
+    with driving(folder) as drive:
+        os.utime(file)  # the same bytes
+        before = drive.submit(**ARGUMENTS["flux"])
+        drive.finish()
+        with file.open("r+b") as opened:  # weights are used from its pages
+            opened.seek(file.stat().st_size // 2)
+            opened.write(b"x" * 1000)
+        after = drive.submit("a cat", **ARGUMENTS["flux"])
+        drive.finish()
+
+    assert before.error is None
+    assert f"transformer/{file.name} was written over" in str(after.error)
 
 
 def test_names_that_a_class_says_to_ignore_may_stay(tmp_path: Path) -> None:

@@ -42,13 +42,13 @@ def own_weights(module: nn.Module) -> dict[str, Tensor]:
     return own
 
 
-def gguf_of(weights: Mapping[str, torch.Tensor], file: Path) -> Path:
-    """Weights as a GGUF file: 8-bit blocks where rows are long enough, else plain numbers."""
+def gguf_of(weights: Mapping[str, Tensor], file: Path, plain: str = "F32") -> Path:
+    """Weights as a GGUF file: 8-bit blocks where rows are long enough, else of a plain kind."""
     writer = GGUFWriter(file, "flux")
     for name, weight in weights.items():
         array = weight.float().numpy()
         is_matrix = array.ndim == 2 and array.shape[1] % 32 == 0
-        kind = GGMLQuantizationType.Q8_0 if is_matrix else GGMLQuantizationType.F32
+        kind = GGMLQuantizationType.Q8_0 if is_matrix else GGMLQuantizationType[plain]
         writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

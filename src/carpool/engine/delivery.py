@@ -11,6 +11,7 @@ from carpool.engine.model.device import Device
 from carpool.engine.model.settings_used import SettingsUsed
 from carpool.engine.model.view import finish
 from carpool.engine.request import Outcome, RequestState
+from carpool.engine.weights.mapped_files import MappedFiles
 from carpool.errors import CarpoolError, PipelineFailed, WorkerLost, named
 from carpool.types import CheckedRequest, Event, Timings
 
@@ -45,6 +46,7 @@ def deliver(
     error: Exception | None,
     now_s: float,
     device: Device,
+    files: MappedFiles | None,
     settings: SettingsUsed,
     off_loop: RunOffLoop,
     stages: Stages,
@@ -70,6 +72,8 @@ def deliver(
         try:
             if failure is None:
                 stages.reach("convert", [state])
+                if files is not None:  # an output of other weights may be any picture
+                    files.check_all()
                 fields = finish(output, partial(device.to_host, mark=mark))
                 settings_used = stages.contain("count", settings_used, settings.of, request, fields)
                 settings_used |= {} if text is None else {"revised_prompt": text}

@@ -37,10 +37,6 @@ class Unprintable(Exception):
     __repr__ = __str__
 
 
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _raise(error: Callable[[], BaseException]) -> Callable[[], None]:
     def strike() -> None:
         raise error()
@@ -60,7 +56,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 }
 _STRIKES: dict[str, Callable[[], None]] = {
     "memory": _raise(lambda: torch.OutOfMemoryError("a fault on purpose: no memory")),
-    "kill": _kill,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "hang": lambda: time.sleep(1e9),
     **{name: _raise(error) for name, error in ERRORS.items()},
 }

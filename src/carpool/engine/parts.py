@@ -109,8 +109,8 @@ class EngineParts:
         sweeps = None if streamer is None else Sweeps(streamer, adapters, clock, watch, progressed)
         queue = RequestQueue(settings.max_queue, clock, timelines)
         deliver_here = partial(
-            deliver, device=loaded.device, settings=SettingsUsed(loaded, settings),
-            off_loop=off_loop.finish, stages=stages,
+            deliver, device=loaded.device, files=loaded.files, stages=stages,
+            settings=SettingsUsed(loaded, settings), off_loop=off_loop.finish,
         )  # fmt: skip
         return cls(
             loaded, settings, clock, faults, stages, heartbeat, Stats(clock), timelines, queue,

@@ -16,7 +16,7 @@ from support.tiny import ARGUMENTS, checkpoint
 WIDTH = 32
 ZORP = torch.linspace(-1, 1, 2 * WIDTH).reshape(2, WIDTH)
 GLIM = torch.cos(torch.arange(WIDTH, dtype=torch.float32))
-PROMPTS = ["a zorp on a hill", "glim", "a red circle", "two zorp beside a glim"]
+PROMPTS = ["a zorp on a hill", "glim", "a red circle", "two zorp beside a glim", "<dream>"]
 
 
 def drawn(family: str, folder: Path) -> list[Any]:
@@ -37,25 +37,28 @@ def test_a_word_of_a_file_is_drawn_as_diffusers_draws_it_and_other_prompts_as_be
 ) -> None:
     save_file({"emb_params": ZORP}, tmp_path / "zorp.safetensors")
     (tmp_path / "more").mkdir()
-    torch.save({"string_to_param": {"*": GLIM}}, tmp_path / "more" / "glim.pt")
+    torch.save({"string_to_param": {"*": GLIM}}, tmp_path / "more" / "glim.PT")
+    torch.save({"<dream>": GLIM}, tmp_path / "learned_embeds.bin")
+    save_file({"emb_params": ZORP * torch.nan}, tmp_path / "nan.safetensors")
     save_file({"emb_params": torch.ones(3)}, tmp_path / "narrow.safetensors")
     (tmp_path / "broken.pt").write_bytes(b"not a file of torch's")
-
     save_file({"emb_params": GLIM}, tmp_path / "red.safetensors")
 
     pictures = drawn("sd15", tmp_path)
 
     assert sorted(caplog.messages) == [
-        "embedding broken.pt is left out: it is no file of plain tensors",
+        "embedding broken.pt is left out: it is no file of plain tensors, and others can "
+        "run code: take a .safetensors",
+        "embedding nan.safetensors is left out: emb_params has values that are no finite numbers",
         "embedding narrow.safetensors is left out: its vectors are 3 wide, and the text "
         "encoder's 32: it is of another model",
-        "embedding red.safetensors is left out: 'red' is a word of the model already: rename "
-        "the file",
+        "embedding red.safetensors is left out: 'red' is a word already: rename the file",
     ]
 
     pipe, untouched = fresh("sd15"), fresh("sd15")
     pipe.load_textual_inversion(ZORP, token="zorp")
     pipe.load_textual_inversion(GLIM[None], token="glim")
+    pipe.load_textual_inversion(GLIM[None], token="<dream>")
     for prompt, picture in zip(PROMPTS, pictures, strict=True):
         assert np.allclose(picture, by_diffusers(pipe, "sd15", prompt), atol=1e-5), prompt
         is_plain = np.allclose(picture, by_diffusers(untouched, "sd15", prompt), atol=1e-5)

@@ -13,7 +13,6 @@ from diffusers.pipelines.flux import pipeline_flux
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from carpool.engine.model.pins import _owner
 from support.engine_driver import driving
 from support.isolation import OneNet
 
@@ -127,7 +126,8 @@ def test_a_component_whose_weights_move_is_asked_every_time() -> None:
 
 
 def test_an_engine_that_is_closed_leaves_diffusers_and_transformers_as_they_were() -> None:
-    owners = [_owner(cls, name) for cls in (ModelMixin, PreTrainedModel) for name in ("device",)]
+    bases = (cls.__mro__ for cls in (ModelMixin, PreTrainedModel))
+    owners = [next(cls for cls in classes if "device" in vars(cls)) for classes in bases]
     before = [vars(owner)["device"] for owner in owners]
     function = pipeline_flux.get_module_execution_device
     pipe = Asking(Net())

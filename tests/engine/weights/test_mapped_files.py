@@ -95,7 +95,7 @@ def test_a_file_that_is_written_while_it_is_streamed_from_is_noticed(tmp_path: P
         for _ in range(3):  # some blocks were on their way
             model(INPUTS)
 
-    with pytest.raises(OSError, match="was changed while its weights are streamed from it"):
+    with pytest.raises(OSError, match="was written over while its weights are used"):
         run()
     streamer.bus.close()
 

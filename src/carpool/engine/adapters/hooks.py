@@ -6,7 +6,6 @@ of the running forward that use the adapter. The model's structure does not chan
 adapter are not touched, and one more adapter is one more dict entry.
 """
 
-import hashlib
 import logging
 import threading
 from collections import deque
@@ -25,7 +24,6 @@ from torch.utils.hooks import RemovableHandle
 from carpool.engine.adapters.parts import Part
 from carpool.engine.adapters.reader import AdapterParts, AdapterReader, Reading
 from carpool.engine.intercept import Call, is_compiled
-from carpool.engine.weights.sample import sample
 from carpool.errors import InvalidValue, LoraRejected
 from carpool.request.adapter_names import AdapterInfo
 from carpool.request.lora import AdapterScales, check_name
@@ -65,12 +63,8 @@ class AdapterPlan:
     ) -> None:
         """Add the adapters' parts for one layer to its output, in place.
 
-        Args:
-            parts: the layer's parts, by the adapter's name.
-            x: the layer's input, (rows, ...) or (k * rows, ...) with k entries for each row.
-            output: the layer's output without adapters, with the same axis 0.
-            is_even: whether all rows have equal sizes, so that k is one number.
-            layer: the layer itself.
+        `x` and `output` are (k * rows, ...) with k entries for each row; if the rows are not even,
+        k differs among them.
         """
         for run in self.runs:
             if (part := parts.get(run.name)) is None:
@@ -94,12 +88,8 @@ def plan(
 ) -> AdapterPlan | None:
     """The adapters of each row of a forward; None if no row has one.
 
-    Each call's adapters are added in its request's order, because DoRA depends on it.
-
-    Args:
-        applied: the adapters of each call.
-        rows: the number of rows of each call, in the order in which they are stacked.
-        is_exact: each call's rows are computed alone, for the bits of a lone call.
+    Each call's adapters are added in its request's order, because DoRA depends on it. `is_exact`:
+    each call's rows are computed alone, for the bits of a lone call.
     """
     if not any(applied):
         return None
@@ -157,12 +147,9 @@ class Adapters:
         return info if note is None else replace(info, warnings=(*info.warnings, note))
 
     def add(self, name: str, path: str | Path, names: Sequence[str] = ()) -> None:
-        """Read an adapter and offer it to later requests.
+        """Read an adapter and offer it to later requests under its id and its aliases.
 
-        Args:
-            name: its id.
-            path: its file or folder; with two experts, a suffix `@transformer_2` selects one.
-            names: aliases for requests; with any, its trainer's name is an alias, too.
+        With any alias, its trainer's name is one, too.
 
         Raises:
             LoraRejected: the name or the file is not usable.
@@ -174,9 +161,8 @@ class Adapters:
             except LoraRejected as error:
                 raise LoraRejected(f"adapter {name!r}: {error}") from error.__cause__
             targets = tuple(self._take_all(name, reading))
-            trainer_name = reading.trainer_name if names else ""
-            if trainer_name in (*names, name):
-                trainer_name = ""
+            is_new = names and reading.trainer_name not in (*names, name)
+            trainer_name = reading.trainer_name if is_new else ""
             aliases = [alias for alias in (*names, trainer_name) if alias not in (name, "")]
             self._infos[name] = AdapterInfo(
                 name,
@@ -195,7 +181,7 @@ class Adapters:
 
         Each of two experts can get the whole adapter, any other module its own part.
         """
-        self._take(name, reading.parts)
+        self._take(name, reading.parts, reading.digest)
         parts: AdapterParts | None
         experts = self._reader.experts
         for module in dict.fromkeys((*experts, *(component for component, _ in reading.parts))):
@@ -204,11 +190,12 @@ class Adapters:
             else:
                 parts = {place: p for place, p in reading.parts.items() if place[0] == module}
             if parts:
-                self._take(f"{name}@{module}", parts)
+                self._take(f"{name}@{module}", parts, reading.digest)
                 yield module
 
-    def _take(self, name: str, parts: AdapterParts) -> None:
-        self._identities[name] = _digest_of(parts)
+    def _take(self, name: str, parts: AdapterParts, digest: str) -> None:
+        scalings = [part.scaling for part in parts.values()]  # those of PEFT are beside the file
+        self._identities[name] = f"{name} {digest} {scalings}".encode()
         self.take(name, parts)
 
     def check(self, applied: AdapterScales) -> None:
@@ -243,7 +230,7 @@ class Adapters:
         return self._plan, self._is_even
 
     def digest(self, name: str) -> bytes:
-        """A digest of some values of an adapter, to detect another file of the same name."""
+        """The identity of an adapter, to detect another file of the same name."""
         return self._identities.get(name, b"")
 
     def acts_on(self, name: str, module: nn.Module) -> bool:
@@ -307,25 +294,12 @@ class Adapters:
 
 
 def _uncompiled(modules: Iterable[nn.Module]) -> AbstractContextManager[object]:
-    """Run modules eagerly if any of their parts is compiled.
-
-    Compiled code does not notice new hooks on its layers (dynamo's `skip_nnmodule_hook_guards`),
-    and each new set of adapters would trigger a compilation.
-    """
+    """Run modules eagerly if a part is compiled: compiled code does not notice new hooks."""
     distinct = {id(module): module for module in modules}.values()
     if not any(is_compiled(part) for module in distinct for part in module.modules()):
         return nullcontext()
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance
-
-
-def _digest_of(parts: Mapping[tuple[str, str], Part]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for place, part in sorted(parts.items(), key=lambda item: item[0]):
-        digest.update(f"{place}{part.scaling}".encode() + sample(part.down) + sample(part.up))
-        if part.magnitude is not None:
-            digest.update(part.magnitude.float().cpu().numpy().tobytes())
-    return digest.digest()
 
 
 def is_even(calls: Sequence[Call], rows: Sequence[int]) -> bool:

@@ -216,15 +216,10 @@ class _Warnings(logging.Filter):
 def _heard(*names: str) -> Iterator[list[str]]:
     """Collect the warnings that libraries log on this thread: they concern the adapter."""
     loggers = [logging.getLogger(name) for name in names]
-    levels = {logger.name: logger.level for logger in loggers}
-    collected, handlers = _Warnings(levels), list[logging.Handler]()
+    collected = _Warnings(levels := {logger.name: logger.level for logger in loggers})
+    handlers = [h for logger in (*loggers, logging.root) for h in logger.handlers]
     for logger in loggers:
-        above: logging.Logger | None = logger
-        while above is not None:
-            handlers += above.handlers
-            above = above.parent if above.propagate else None
         logger.setLevel(min(logger.level, logging.WARNING))
-    handlers = list(dict.fromkeys(handlers))
     for handler in handlers:
         handler.addFilter(collected)
     try:

@@ -36,12 +36,7 @@ def layer_of(name: str) -> str:
 def readable(
     tensors: Mapping[str, Tensor], component: str, paths: Collection[str]
 ) -> dict[str, Tensor]:
-    """The same adapter under names that the loader of a denoiser reads.
-
-    Args:
-        component: the denoiser's name for the loader.
-        paths: paths of its layers.
-    """
+    """The same adapter under names that a denoiser's loader reads; `paths` are its layers'."""
     if not all(map(_PAIR.search, tensors)):  # not only pairs of a LoRA
         bare = {re.sub(rf"^{_PEFT}", "", name): tensor for name, tensor in tensors.items()}
         if not all(layer_of(name) in paths for name in bare):

@@ -26,14 +26,7 @@ class Part:
     magnitude: Tensor | None = None  # (out channels,)
 
     def add(self, layer: nn.Module | None, x: Tensor, output: Tensor, scale: float) -> None:
-        """Add this part to rows of the layer's output, in place.
-
-        Args:
-            layer: the layer, for DoRA, which needs its weights; else None.
-            x: rows of the layer's input.
-            output: the same rows of its output.
-            scale: the adapter's scale in the request.
-        """
+        """Add this part to rows of a layer's output, in place; DoRA reads the layer's weights."""
         delta, scaling = self.up(self.down(x.to(self.dtype))), scale * self.scaling
         if self.magnitude is None:
             output.add_(delta, alpha=scaling)
@@ -104,12 +97,9 @@ def base_layer(layer: Any) -> Any:
 
 
 def part_of(layer: Any, adapter: str, real: Any, span: tuple[int, int] | None = None) -> Part:
-    """Extract the part that PEFT inserted into a layer.
+    """Extract the part that PEFT inserted into a weightless twin of the model's real layer.
 
     Args:
-        layer: PEFT's layer, around a weightless one.
-        adapter: PEFT's name of the adapter.
-        real: the running model's layer.
         span: the model's outputs among PEFT's, if the loader fused several layers.
 
     Raises:
@@ -138,9 +128,12 @@ def part_of(layer: Any, adapter: str, real: Any, span: tuple[int, int] | None = 
     else:
         raise LoraRejected(f"it has a {type(layer).__name__}, which is not served")
     if sizes != sizes_of(real):
+        rule = "the adapter is of another model"
+        if sizes == sizes_of(layer):  # the loader has widened it
+            rule = "a control adapter, which widens it: load it in a --pipeline of yours"
         raise LoraRejected(
             f"the weights are for a layer of {_show(*sizes)}, this model's is of "
-            f"{_show(*sizes_of(real))}: the adapter is of another model"
+            f"{_show(*sizes_of(real))}: {rule}"
         )
     if magnitude is not None and is_quantized(real):
         raise LoraRejected(

@@ -59,11 +59,7 @@ class AdapterReader:
         self.experts = experts if len(experts) > 1 else ()
 
     def read(self, place: str | Path, names: Sequence[str] = ()) -> Reading:
-        """Read the adapter in a file or folder.
-
-        Args:
-            place: its path; with two experts, a suffix `@transformer_2` selects one.
-            names: its names, which may reveal the expert that it was trained for.
+        """Read the adapter in a file or folder; its names may reveal its expert.
 
         Raises:
             LoraRejected: it is no adapter for this pipeline, or an unsafe file.
@@ -105,8 +101,8 @@ class AdapterReader:
             share = f"{len(strays)} of {total} layers are" if strays else "its layers are"
             example = f", such as {shown(strays, 1)}" if strays else ""
             raise LoraRejected(
-                f"{share} not in this {pipe}{example}: the adapter is of another model, or has "
-                "names that diffusers does not read: save it with diffusers' or kohya's"
+                f"{share} not in this {pipe}{example}: the {tensors.kind} is of another model, "
+                "or has names that diffusers does not read: save a LoRA with diffusers' or kohya's"
             )
         warnings = [text for reading in readings for text in reading.warnings]
         if strays:
@@ -157,7 +153,8 @@ class AdapterReader:
         loader_name = "transformer" if target in _EXPERTS else denoiser  # the loaders' name for it
         if denoiser:
             tensors = tensors.with_component(loader_name, self._fitting[denoiser])
-        refused: set[str] = set()
+        refused = {layer for layer in tensors.layers if layer.startswith("bundle_emb.")}
+        tensors = tensors.without(refused) if refused else tensors
         for _ in range(_TRIES):
             load = Load(self._pipe, self._modules, self._fitting, {loader_name: denoiser}, tensors)
             try:
@@ -165,7 +162,9 @@ class AdapterReader:
                 break
             except Exception as error:  # diffusers' loaders may raise anything for an unusual file
                 name = type(self._pipe).__name__
-                described = f"{file.name}, which is a {tensors.kind} (of another model?)"
+                is_pair = tensors.kind in ("LoRA", "DoRA")
+                hint = "of another model?" if is_pair else "diffusers cannot: convert it to a LoRA"
+                described = f"{file.name}, which is a {tensors.kind} ({hint})"
                 rejected = LoraRejected(f"{name} cannot load {described}: {_cut(error)}")
                 rejected.__cause__ = error
                 if load.strays and not load.placed:
@@ -222,10 +221,8 @@ class AdapterReader:
 
     def for_expert(self, parts: AdapterParts, expert: str) -> AdapterParts | None:
         """The same parts for one of the experts; None if its layers differ."""
-        moved = {
-            (expert if component in self.experts else component, path): part
-            for (component, path), part in parts.items()
-        }
+        experts = self.experts
+        moved = {(expert if c in experts else c, path): part for (c, path), part in parts.items()}
         for component, path in moved:
             [source] = {c for c, p in parts if p == path and (c == component or c in self.experts)}
             model, twin = getattr(self._pipe, component), getattr(self._pipe, source)
@@ -239,5 +236,5 @@ class AdapterReader:
 
 def _cut(error: Exception) -> str:
     text = f"there is no {error}" if isinstance(error, KeyError) else reason(error)
-    text = text or type(error).__name__
+    text = " ".join(text.split()) or type(error).__name__
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."

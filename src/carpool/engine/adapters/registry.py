@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.weights.sample import digest_of
 from carpool.error_text import reason
 from carpool.errors import LoraRejected
 from carpool.request.adapter_files import AdapterFile, files_in
@@ -29,7 +30,6 @@ class AdapterRegistry:
     """Registers adapters while requests run. For any thread.
 
     Args:
-        adapters: holds the registered adapters.
         folder: the watched folder; None: no folder.
         on_change: called after a change with the ids for requests, and the infos of all adapters,
             including refused ones.
@@ -54,11 +54,7 @@ class AdapterRegistry:
         self._changed()
 
     def add_all(self, paths: Mapping[str, str | Path], *, is_tolerant: bool) -> None:
-        """Register the adapters of the settings.
-
-        Args:
-            is_tolerant: an unreadable adapter fails only the requests that name it.
-        """
+        """Register those of the settings; if tolerant, an unreadable one fails its requests."""
         for name, path in paths.items():
             try:
                 self._adapters.add(name, path)
@@ -105,9 +101,12 @@ class AdapterRegistry:
         try:
             stat = file.path.stat()
             stamp = stat.st_size, stat.st_mtime_ns
-            if file.id in self._stamps:
-                return _CHANGED if stamp != self._stamps[file.id] else ""
-            self._adapters.add(file.id, file.path, file.names)
+            if file.id not in self._stamps:
+                self._adapters.add(file.id, file.path, file.names)
+            elif stamp != self._stamps[file.id]:
+                digests = {info.id: info.digest for info in self._adapters.infos}
+                if digests[file.id] != digest_of(file.path):
+                    return _CHANGED
             self._stamps[file.id] = stamp
             return ""
         except LoraRejected as error:

@@ -1,6 +1,5 @@
 """The tensors of an adapter's file, converted to a form that diffusers' loaders accept."""
 
-import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -12,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from carpool.engine.adapters.names import layer_of, readable
+from carpool.engine.weights.sample import digest_of
 from carpool.error_text import reason
 from carpool.errors import LoraRejected
 from carpool.request.lora import SUFFIX
@@ -24,10 +24,17 @@ _KINDS = {  # marks in tensors' names
     "hada_": "LoHa",
     "oft_": "OFT",
     "ia3_": "IA3",
+    "on_input": "IA3",
+    "vera_": "VeRA",
+    ".b2.weight": "GLoRA",
     "dora_scale": "DoRA",
     "lora_magnitude_vector": "DoRA",
 }
-_PIECE, _PIECES = 16 << 10, 256  # sampled pieces: bytes of each, and their approximate number
+_OF_MODEL = (  # PEFT's settings that change more than the outputs of single layers
+    "modules_to_save", "target_parameters", "layer_replication", "trainable_token_indices",
+    "alora_invocation_tokens",
+)  # fmt: skip
+_OF_WEIGHTS = ("pissa", "olora", "loftq", "corda", "lora_ga")  # start by changing the weights
 _OF_FIRST, _OF_SECOND = "transformer.", "transformer_2."  # prefixes of two experts
 
 
@@ -45,7 +52,7 @@ class AdapterTensors:
     def kind(self) -> str:
         names = self.tensors
         kinds = (kind for mark, kind in _KINDS.items() if any(mark in name for name in names))
-        return next(kinds, "LoRA")
+        return next(kinds, "LoRA" if any(map(_UP.search, names)) else "file without LoRA pairs")
 
     @property
     def layers(self) -> set[str]:
@@ -118,7 +125,7 @@ def read_tensors(file: Path) -> AdapterTensors:
     try:
         with safe_open(file, "pt") as opened:
             names = list(opened.keys())
-            if not any(re.search("lora|lokr|hada_|oft_|ia3_", name) for name in names):
+            if not any(re.search("lora|lokr|hada_|oft_|ia3_|vera_", name) for name in names):
                 raise LoraRejected(f"{file.name} holds no LoRA weights")  # perhaps a whole model
             tensors = {name: opened.get_tensor(name) for name in names}
             header = dict(opened.metadata() or {})
@@ -126,9 +133,8 @@ def read_tensors(file: Path) -> AdapterTensors:
         why = f"is not a readable {SUFFIX} file: {reason(error)}"
         raise LoraRejected(f"{file.name} {why}") from error
     if scales := [name for name in tensors if name.endswith(_SCALED)]:
-        raise LoraRejected(
-            f"{file.name} holds scaled float8 weights ({scales[0]}): only plain ones are read"
-        )
+        what = f"scaled float8 weights ({scales[0]})"
+        raise LoraRejected(f"{file.name} holds {what}: only plain ones are read")
     is_as_in_file = True
     for name, tensor in tensors.items():
         if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
@@ -137,11 +143,13 @@ def read_tensors(file: Path) -> AdapterTensors:
             raise LoraRejected(f"{file.name} has NaN or infinite values in {name}")
         if name.endswith("alpha") and tensor.numel() != 1:
             raise LoraRejected(f"{name} has {tensor.numel()} entries: must be one number")
-        if _UP.search(name) and (tensor.ndim < 2 or not tensor.numel()):
-            raise LoraRejected(f"{name} has shape {list(tensor.shape)}: must be a matrix")
+        is_real = tensor.is_floating_point() and tensor.numel() > 0
+        if _UP.search(name) and not (is_real and tensor.ndim > 1):
+            shape = f"shape {list(tensor.shape)} of {tensor.dtype}"
+            raise LoraRejected(f"{name} has {shape}: must be a matrix of real numbers")
     if turned := _without_negative_alphas(tensors):
         tensors, is_as_in_file = turned, False
-    return AdapterTensors(tensors, header, _peft_config(file), is_as_in_file, _digest(file))
+    return AdapterTensors(tensors, header, _config(file, names), is_as_in_file, digest_of(file))
 
 
 def _without_negative_alphas(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -161,24 +169,13 @@ def _without_negative_alphas(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
     return turned
 
 
-def _digest(file: Path) -> str:
-    """A digest of a file's size and of sampled pieces; of all bytes up to 4 MiB."""
-    size = file.stat().st_size
-    digest = hashlib.blake2b(str(size).encode(), digest_size=8)
-    with file.open("rb") as opened:
-        for begin in range(0, size, max(_PIECE, size // _PIECES)):
-            opened.seek(begin)
-            digest.update(opened.read(_PIECE))
-    return digest.hexdigest()
-
-
-def _peft_config(file: Path) -> dict[str, Any] | None:
-    """The settings in `adapter_config.json`, which PEFT writes next to the weights."""
+def _config(file: Path, names: Iterable[str]) -> dict[str, Any] | None:
+    """The settings that PEFT writes next to the weights; refused if they change the model."""
     place = file.with_name("adapter_config.json")
     if file.stem != "adapter_model" or not place.is_file():
         return None
     try:
-        settings = json.loads(place.read_text())
+        settings = dict(json.loads(place.read_text()))
         kind = settings.pop("peft_type", "LORA")
         for name in ("auto_mapping", "base_model_name_or_path", "task_type", "revision"):
             settings.pop(name, None)
@@ -187,6 +184,15 @@ def _peft_config(file: Path) -> dict[str, Any] | None:
         raise LoraRejected(f"{place.name} {why}") from error
     if kind != "LORA":
         raise LoraRejected(f"{place.name} beside {file.name} says {kind}: only LORA is read")
+    has_biases = any(name.endswith(".bias") and ".lora_" not in name for name in names)
+    start = str(settings.get("init_lora_weights")).lower()
+    changes = [name for name in _OF_MODEL if settings.get(name)]
+    changes += ["bias"] if has_biases and settings.get("bias", "none") != "none" else []
+    changes += ["init_lora_weights"] if start.startswith(_OF_WEIGHTS) else []
+    if changes:
+        setting = f"{changes[0]}={settings[changes[0]]!r}, which changes the model itself"
+        rule = "train without it, or let PEFT load it in a --pipeline of yours"
+        raise LoraRejected(f"{place.name} has {setting}, for all requests: {rule}")
     return dict(settings)
 
 

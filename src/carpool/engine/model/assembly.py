@@ -154,15 +154,7 @@ def _from_elsewhere(
     device: Device,
     quantized: Mapping[str, Any],
 ) -> tuple[dict[str, nn.Module], dict[str, Any]]:
-    """Read the components from outside the pipeline's own folder or repository.
-
-    Args:
-        classes: classes of all modules of the pipeline.
-        component_names: names of the modules to read.
-
-    Returns:
-        Components by name; and files' marks about the model's training.
-    """
+    """Read components from elsewhere; returns them, and files' marks about the training."""
     parts: dict[str, nn.Module] = {}
     marks: dict[str, Any] = {}
     if origin.whole is not None:
@@ -194,9 +186,6 @@ def _pipeline(
     """Read a pipeline by its own class: the base class silently drops optional components.
 
     Its modules are read one by one: `from_pretrained` would initialize missing weights randomly.
-
-    Args:
-        supplied: modules that are already loaded; None: left out.
     """
     options: dict[str, Any] = {"revision": settings.revision, "use_safetensors": True}
     if settings.variant is not None:

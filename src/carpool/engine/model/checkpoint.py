@@ -47,8 +47,8 @@ _ADAPTER = re.compile(
 )
 _OF_LIBRARIES = re.compile(r"(.+?)\.(?:weight\.)?(quant_state\.bitsandbytes__\w+|qweight)$")
 """Layers quantized by bitsandbytes, GPTQ or SVDQuant."""
-_UNREAD = (
-    "weights of {0} are quantized as {1}, which is not read from a single file: take the model in "
+UNREAD = (
+    "weights of {0} are quantized as {1}, which is not read: take the model in "
     "bfloat16 or scaled float8, and let quantize do the rest"
 )
 
@@ -101,7 +101,12 @@ def read_gguf(file: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for tensor in GGUFReader(file, "c").tensors:
         kind, value = tensor.tensor_type, torch.from_numpy(tensor.data)
-        if kind in SUPPORTED_GGUF_QUANT_TYPES:
+        if kind.name == "BF16":  # diffusers would keep it as bytes, and fails at all but matrices
+            value = value.view(torch.bfloat16)
+        elif kind in SUPPORTED_GGUF_QUANT_TYPES:
+            if len(tensor.shape) != 2:
+                rule = "and quantized: diffusers computes with matrices only"
+                raise ValueError(f"{tensor.name} has {len(tensor.shape)} axes, {rule}")
             value = GGUFParameter(value, quant_type=kind)
         elif kind.name not in ("F32", "F16"):
             raise ValueError(f"{tensor.name} is of type {kind.name}: diffusers does not support it")
@@ -192,6 +197,10 @@ def _unscaled(
     plain = {name: weight for name, weight in weights.items() if name not in notes}
     for name, scale in scales.items():
         plain[name] = _times(name, plain[name], scale, weights[scale]).to(dtype)
+    for name, value in plain.items():
+        is_block = hasattr(value, "quant_type")
+        if value.ndim > 1 and value.dtype in (torch.int8, torch.uint8) and not is_block:
+            raise ValueError(UNREAD.format(name, "8-bit integers without their scales"))
     return plain
 
 
@@ -200,7 +209,7 @@ def _times(name: str, weight: Tensor, scale_name: str, scale: Tensor) -> Tensor:
     if not (weight.is_floating_point() or weight.dtype == torch.int8) or not (
         scale.is_floating_point() and scale.dtype.itemsize > 1
     ):
-        raise ValueError(_UNREAD.format(name, f"{weight.dtype} by {scale.dtype}"))
+        raise ValueError(UNREAD.format(name, f"{weight.dtype} by {scale.dtype}"))
     wide, factor = weight.float(), scale.float()
     if not factor.isfinite().all():
         raise ValueError(f"{scale_name} is not finite, as scales must be")
@@ -237,7 +246,7 @@ def _check_formats(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -
         kind: Any = entry.get("format") if isinstance(entry, dict) else entry
         extra = [n for n in entry if n not in _FORMAT_ENTRIES and entry[n]] if kind != entry else []
         if extra or not _FLOAT8.fullmatch(str(kind)):
-            raise ValueError(_UNREAD.format(layer, " with ".join(map(str, (kind, *extra)))))
+            raise ValueError(UNREAD.format(layer, " with ".join(map(str, (kind, *extra)))))
 
 
 def _json(name: str, data: bytes) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Textual inversion: custom words, each learned as vectors of the text encoders.
 
-A file is one word, named like the file: `mystyle.safetensors` is "mystyle" in a prompt. The words
-are added once, when the model is loaded; prompts without them do not change.
+A file is one word, named like the file: `mystyle.safetensors` is "mystyle" in a prompt; a file of
+diffusers also is the word in it. The words are added once, when the model is loaded; prompts
+without them do not change.
 """
 
 import logging
@@ -19,6 +20,7 @@ from carpool.errors import LoadFailed, SettingRejected
 log = logging.getLogger("carpool")
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+_KEYS = {"", "*", "emb_params"}  # keys of vectors that are no words
 _PLACES = {"clip_l": "", "clip_g": "_2"}  # suffix of the text encoder, by key in SDXL's files
 
 
@@ -40,14 +42,17 @@ def add_embeddings(pipe: Any, folder: str) -> dict[str, int]:
             "inversion); pipelines of SD 1.5, SD 2 and SDXL do"
         )
     words = dict[str, int]()
-    paths = sorted(path for path in Path(folder).expanduser().rglob("*") if path.suffix in SUFFIXES)
-    for path in paths:
+    for path in sorted(Path(folder).expanduser().rglob("*")):
+        if path.suffix.lower() not in SUFFIXES:
+            continue
         try:
             vectors = _vectors(path)
-            _add(pipe, path.stem, vectors)
-            words[path.stem] = max(len(tensor) for tensor in vectors.values())
+            for word in _words(path.stem, vectors):
+                _add(pipe, word, vectors)
+                words[word] = max(len(tensor) for tensor in vectors.values())
         except pickle.UnpicklingError:
-            log.warning("embedding %s is left out: it is no file of plain tensors", path.name)
+            rule = "it is no file of plain tensors, and others can run code: take a .safetensors"
+            log.warning("embedding %s is left out: %s", path.name, rule)
         except Exception as error:  # third-party files may raise anything
             log.warning("embedding %s is left out: %s", path.name, str(error).partition("\n")[0])
     log.info("%d embeddings: %s", len(words), ", ".join(words))
@@ -56,7 +61,7 @@ def add_embeddings(pipe: Any, folder: str) -> dict[str, int]:
 
 def _vectors(path: Path) -> dict[str, torch.Tensor]:
     """The vectors of a file by key; a known key names their text encoder."""
-    safe = path.suffix == ".safetensors"
+    safe = path.suffix.lower() == ".safetensors"
     content = load_file(path) if safe else torch.load(path, "cpu", weights_only=True)
     if isinstance(content, Mapping) and "string_to_param" in content:  # AUTOMATIC1111's format
         content = content["string_to_param"]
@@ -65,12 +70,23 @@ def _vectors(path: Path) -> dict[str, torch.Tensor]:
     vectors = {
         name: value.detach().reshape(-1, value.shape[-1])
         for name, value in content.items()
-        if isinstance(value, torch.Tensor)
+        if isinstance(value, torch.Tensor) and value.numel() and value.ndim
     }
+    for name, tensor in vectors.items():
+        if not (tensor.is_floating_point() and tensor.isfinite().all()):
+            raise ValueError(f"{name or 'its tensor'} has values that are no finite numbers")
     if not vectors or (len(vectors) > 1 and not vectors.keys() <= _PLACES.keys()):
         keys = ", ".join(map(str, content)) or "nothing"
         raise ValueError(f"it holds {keys}: one tensor is expected, or clip_l and clip_g")
     return vectors
+
+
+def _words(stem: str, vectors: Mapping[str, torch.Tensor]) -> list[str]:
+    """The words of a file: its name, and the token in it, as diffusers' scripts write it."""
+    tokens = vectors.keys() - _KEYS - _PLACES.keys()
+    if stem.startswith("learned_embeds") and tokens:
+        return list(tokens)
+    return [*(token for token in tokens if token.startswith("<") and token != stem), stem]
 
 
 def _add(pipe: Any, word: str, vectors: Mapping[str, torch.Tensor]) -> None:
@@ -79,11 +95,7 @@ def _add(pipe: Any, word: str, vectors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in vectors.items():
         suffixes = [_PLACES[name]] if name in _PLACES else ["", "_2"]
         encoders = [(suffix, getattr(pipe, f"text_encoder{suffix}", None)) for suffix in suffixes]
-        widths = {
-            suffix: encoder.get_input_embeddings().weight.shape[1]
-            for suffix, encoder in encoders
-            if encoder is not None
-        }
+        widths = {s: e.get_input_embeddings().weight.shape[1] for s, e in encoders if e is not None}
         suffix = next((suffix for suffix in widths if widths[suffix] == tensor.shape[1]), None)
         if suffix is None:
             raise ValueError(
@@ -92,7 +104,7 @@ def _add(pipe: Any, word: str, vectors: Mapping[str, torch.Tensor]) -> None:
             )
         tokenizer = getattr(pipe, f"tokenizer{suffix}")
         if {word, f"{word.lower()}</w>"} & tokenizer.get_vocab().keys():
-            raise ValueError(f"{word!r} is a word of the model already: rename the file")
+            raise ValueError(f"{word!r} is a word already: rename the file")
         places.append((tokenizer, getattr(pipe, f"text_encoder{suffix}"), tensor))
     for tokenizer, encoder, tensor in places:
         pipe.load_textual_inversion(tensor, token=word, tokenizer=tokenizer, text_encoder=encoder)

@@ -13,7 +13,7 @@ from diffusers.loaders.single_file_utils import SingleFileComponentError
 from safetensors import SafetensorError
 from torch import nn
 
-from carpool.engine.model.checkpoint import read_checkpoint, shards_of
+from carpool.engine.model.checkpoint import SCALES, read_checkpoint, shards_of
 from carpool.engine.model.conversion import Misfit
 from carpool.engine.model.from_checkpoint import (
     BasePipeline,
@@ -132,7 +132,9 @@ def read_own(
     try:
         return from_folder(cls, source, subfolder=name, dtype=dtype, **options)
     except Misfit as error:
-        raise LoadFailed(f"{name} of {source} cannot be read: {error}") from error
+        is_scaled = any(suffix in str(error) for suffix in SCALES)
+        hint = f" (--component {name}=FILE reads scaled float8)" if is_scaled else ""
+        raise LoadFailed(f"{name} of {source} cannot be read: {error}{hint}") from error
 
 
 @contextmanager

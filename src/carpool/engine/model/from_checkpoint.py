@@ -1,6 +1,6 @@
 """Build a component from a checkpoint, with no weight missing and none left over."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from carpool import jsonfile
-from carpool.engine.model.checkpoint import Checkpoint
+from carpool.engine.model.checkpoint import UNREAD, Checkpoint
 from carpool.engine.model.conversion import (
+    Misfit,
     converter_of,
     empty_model,
     fit,
@@ -223,10 +224,7 @@ def gguf_encoder(
 
 
 def refuse_size(module: Any, name: str, cls: Any, base: BasePipeline, *extra_entries: str) -> None:
-    """Refuse a component whose own configuration does not fit the pipeline.
-
-    Args:
-        extra_entries: configuration entries that must be equal, in addition to widths.
+    """Refuse a component whose widths, or extra entries, are not those of the pipeline's own.
 
     Raises:
         ValueError: an entry differs; the text names it.
@@ -255,18 +253,24 @@ def from_folder(cls: Any, place: str, **options: Any) -> nn.Module:
         Misfit: a weight is missing, left over, or of another shape; the text names it.
     """
     options |= {"use_safetensors": True, "output_loading_info": True}
-    cls = class_with(cls, _names_in(Path(place, options.get("subfolder", ""))))
+    folder = Path(place, options.get("subfolder", ""))
+    cls = class_with(cls, _names_in(folder))
     module, report = cls.from_pretrained(place, **options)
     if (sibling := class_with(cls, report["unexpected_keys"])) is not cls:  # a hub model
         module, report = sibling.from_pretrained(place, **options)
+    if getattr(module.config, "quantization_config", None) is None:
+        for name in _names_in(folder, {"I8", "U8"}):
+            raise Misfit(UNREAD.format(name, "8-bit integers without their scales"))
     return checked(report, module)
 
 
-def _names_in(folder: Path) -> Iterator[str]:
-    """The names of the weights in a local folder; none for a hub id."""
+def _names_in(folder: Path, dtypes: Container[str] = ()) -> Iterator[str]:
+    """The names of the weights in a local folder, all or of some dtypes; none for a hub id."""
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as opened:
-            yield from opened.keys()
+            for name in opened.keys():  # noqa: SIM118
+                if not dtypes or opened.get_slice(name).get_dtype() in dtypes:
+                    yield name
 
 
 def checked(report: Mapping[str, Any], module: nn.Module) -> nn.Module:

@@ -34,6 +34,8 @@ from carpool.engine.model.tasks import tasks_of
 from carpool.engine.model.upcast import hold
 from carpool.engine.model.weight_file import moving_weights
 from carpool.engine.patches import CLASSES
+from carpool.engine.weights.groups import plain_weights
+from carpool.engine.weights.mapped_files import MappedFiles
 from carpool.engine.weights.placement import folder_of, is_asked_for, place
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import CarpoolError, LoadFailed, SettingRejected
@@ -101,6 +103,11 @@ def load(
         except RecursionError as error:  # a scheduler that cannot be copied
             raise _too_deep(model) from error
         warm_up(pipe, settings, device)
+        mapped = MappedFiles()
+        undo.callback(mapped.close)
+        if streamer is None and not isinstance(model, Pipeline):
+            for weight in (w for _, part in modules_of(pipe) for w in plain_weights(part)):
+                mapped.place_of(weight)
         log.info(
             "%s is loaded: reading took %.1f s, placing weights %.1f s, preparing %.1f s",
             files.name, read_s - began_s, placed_s - read_s, time.monotonic() - placed_s,
@@ -123,6 +130,7 @@ def load(
             is_spread=settings.place is not None,
             streamer=streamer,
             language=language,
+            files=mapped,
         )
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from carpool.engine.model.device import Device
 from carpool.engine.model.modular import Pipeline
+from carpool.engine.weights.mapped_files import MappedFiles
 from carpool.engine.weights.streaming import Streamer
 from carpool.request.card import Card
 from carpool.settings.peers.sglang_rules import Server
@@ -34,6 +35,7 @@ class LoadedPipeline:
     classes: dict[int, type] = field(default_factory=dict)  # views' classes, by pipeline id
     streamer: Streamer | None = None  # streams weights that are not resident
     group: "Followers | None" = None  # processes that compute denoisers together
+    files: MappedFiles | None = None  # files that hold weights in use
     language: "LanguageServer | None" = None  # writes prompts, or plans
 
     @property

@@ -71,12 +71,8 @@ def _property(question: str) -> Callable[[Any], Any]:
     return lambda plain: property(_pinned(question, plain.fget), doc=plain.__doc__)
 
 
-def _owner(cls: type, name: str) -> type:
-    return next(base for base in cls.__mro__ if name in vars(base))
-
-
 _properties = [
-    Patches(_owner(cls, name), {name: _property(name)})
+    Patches(next(base for base in cls.__mro__ if name in vars(base)), {name: _property(name)})
     for cls in (ModelMixin, PreTrainedModel)
     for name in _PROPERTIES
 ]

@@ -157,9 +157,7 @@ def read_whole(
     """Read the components in a file; the others come from the configuration's pipeline.
 
     Args:
-        classes: classes of all modules of the pipeline, by name.
-        names: names of the modules to read.
-        quantized: quantization configurations for transformers components, by name.
+        names: names of the modules to read; `classes` are those of all modules.
 
     Returns:
         Components by name; and the file's marks about the model's training.

@@ -254,18 +254,14 @@ def _convert(value: Any, kind: str | None, to_host: ToHost) -> Any:
         return [_convert(entry, kind, to_host) for entry in value]
     if not isinstance(value, torch.Tensor):
         return value
-    value = to_host(value, _bytes if kind == "pil" else lambda same: same)
+    # values 0-1 become bytes, rounded as in diffusers
+    value = to_host(value, lambda v: (v.float() * 255).round().byte() if kind == "pil" else v)
     if kind is None:
         return value
     if value.ndim == 5:  # one entry per video
         videos = [_pictures(frames, kind) for frames in value]
         return np.stack(videos) if kind == "np" else videos
     return _pictures(value, kind)
-
-
-def _bytes(value: torch.Tensor) -> torch.Tensor:
-    """Convert values 0-1 to bytes, rounded as in diffusers."""
-    return (value.float() * 255).round().to(torch.uint8)
 
 
 def _pictures(value: torch.Tensor, kind: str) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from carpool.engine.weights.groups import is_dense
+from carpool.engine.weights.sample import digest_of
 
 _MADV_RANDOM, _MADV_DONTNEED = 1, 4  # Linux
 _COMPARED_BYTES = 4096  # compared with the file, at both ends of a weight
@@ -41,6 +42,7 @@ class MappedFiles:
         self._mappings = list(_mappings())
         self._files: dict[str, int] = {}
         self._stats: dict[int, os.stat_result] = {}
+        self._digests: dict[int, str] = {}
 
     def place_of(self, value: Tensor) -> tuple[int, int] | None:
         """The descriptor and offset of a tensor's bytes in a file; None: no file holds them."""
@@ -54,9 +56,18 @@ class MappedFiles:
     def check(self, file: int) -> None:
         """Raise OSError if a file was written since it was opened."""
         before, now = self._stats[file], os.fstat(file)
-        if (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+        if (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns):
+            return
+        if self._digests[file] != digest_of(Path(f"/proc/self/fd/{file}")):
             [path] = [path for path, descriptor in self._files.items() if descriptor == file]
-            raise OSError(f"{path} was changed while its weights are streamed from it")
+            name = "/".join(Path(path).parts[-2:])
+            raise OSError(f"{name} was written over while its weights are used: start again")
+        self._stats[file] = now
+
+    def check_all(self) -> None:
+        """Raise OSError if any file was written since it was opened."""
+        for file in list(self._stats):
+            self.check(file)
 
     def read_by_page(self, value: Tensor) -> None:
         """Turn off read-ahead for a weight of which only samples are read in memory.
@@ -102,6 +113,7 @@ class MappedFiles:
                 name = _open_files()[path] if path.endswith(" (deleted)") else path
                 self._files[path] = file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
                 self._stats[file] = os.fstat(file)
+                self._digests[file] = digest_of(Path(f"/proc/self/fd/{file}"))
             except (OSError, LookupError):  # deleted or replaced
                 self._files[path] = -1
         return self._files[path]
