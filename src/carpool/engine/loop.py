@@ -319,7 +319,7 @@ class EngineCore:
             self.stages.reach("turn")
         began_s, forward_s = self.heartbeat.beat(), 0.0
         self.running.fiber_s = self.running.longest_s = 0.0
-        self.running.have_advanced = False
+        self.running.have_advanced = self.running.is_step_due = False
         if self._queue.has_news:
             self.running.take_news()
         if self.running.postponed:

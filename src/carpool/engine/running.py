@@ -5,6 +5,7 @@ engine's thread.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -31,6 +32,7 @@ from carpool.engine.ride_choice import RideChoice, SecondRuns
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.tokenizers import HostCall, run_on_host
 from carpool.errors import Cancelled, CarpoolError, Released
+from carpool.schedule.views import CallKind, ParkedCall
 from carpool.types import Event
 
 log = logging.getLogger("carpool")
@@ -58,7 +60,8 @@ class RunningRequests:
         self.by_number: dict[int, RequestState] = {}  # keyed by request number
         self.private: RequestState | None = None  # the request that runs alone in the engine
         self._next: RequestState | None = None  # starts after all others have ended; blocks others
-        self.postponed: list[Callable[[], None]] = []  # runs after the private ride
+        self.postponed: list[Callable[[], None]] = []  # runs after the private ride, or a step
+        self.is_step_due = False  # starts have taken as long this turn as a step of those that draw
         self._calls = 0  # calls parked so far
         self.fiber_s = self.longest_s = 0.0  # in the pipelines' code this turn; longest stretch
         self.have_advanced = False  # whether a pipeline's code has run this turn
@@ -70,9 +73,13 @@ class RunningRequests:
 
     @property
     def parked(self) -> list[RequestState]:
-        """The requests that wait for a forward."""
-        states = self.by_number.values() if self.private is None else [self.private]
-        return [state for state in states if state.is_parked]
+        """The requests that wait for a forward; if a step is due, only those that draw."""
+        if self.private is not None:
+            return [self.private] if self.private.is_parked else []
+        parked = [state for state in self.by_number.values() if state.is_parked]
+        if not self.is_step_due:
+            return parked
+        return [state for state in parked if state.timeline.phase == "denoise"]
 
     def prepare(self) -> None:
         """Do in advance what the first request of each pipeline would wait for."""
@@ -102,10 +109,11 @@ class RunningRequests:
     def _start_if_due(self, state: RequestState) -> None:
         if state.has_failed and self._next is None:
             self._next = state
-        if self._must_wait(state):
+        if self._must_wait(state) or self.is_step_due:
             self.postponed.append(partial(self._start_if_due, state))
         elif state.status != "finished":
             self._do("start", self._begin, state, self._clock())
+            self.is_step_due = self._delays_step()
 
     def _must_wait(self, state: RequestState) -> bool:
         """Whether a request may not start yet; one that failed in company waits for all others."""
@@ -113,6 +121,22 @@ class RunningRequests:
             return True
         fibers = [entry.fiber for entry in self.by_number.values() if entry is not state]
         return state is self._next and any(fiber and fiber.is_alive for fiber in fibers)
+
+    def _delays_step(self) -> bool:
+        """Whether another start would delay the step that drawings share by more than its time.
+
+        Requests that arrive together would else stop all steps until each of them has begun.
+        """
+        rows, costs = Counter[CallKind](), self._scheduler.costs
+        for call in self._drawing():
+            rows[call.kind] += call.rows
+        steps_s = [costs.seconds(kind, count) for kind, count in rows.items()]
+        return bool(steps_s) and self.fiber_s + self.longest_s > max(steps_s)
+
+    def _drawing(self, without: RequestState | None = None) -> list[ParkedCall]:
+        """The last calls of the requests that draw."""
+        calls = [state.parked for state in self.by_number.values() if state is not without]
+        return [call for call in calls if call is not None and call.phase == "denoise"]
 
     def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
         """Resume requests with their answers or `Failure`s; skip ended requests."""
@@ -175,12 +199,10 @@ class RunningRequests:
     def _prompt_part(self, state: RequestState, component: str, tokens: int) -> int:
         if self._is_exact:
             return tokens
-        parked = [other.parked for other in self.by_number.values() if other is not state]
-        drawing = [call for call in parked if call is not None and call.phase == "denoise"]
-        return self._scheduler.prompt_part(component, tokens, drawing)
+        return self._scheduler.prompt_part(component, tokens, self._drawing(state))
 
     def resume_held(self) -> None:
-        """Do the work postponed during a private ride."""
+        """Do the work postponed during a private ride, or for a step."""
         postponed, self.postponed = ([], self.postponed) if self.private else (self.postponed, [])
         for work in postponed:
             work()

@@ -54,6 +54,8 @@ class Continuous:
     _spent_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
     _load: LoadEstimate = field(default_factory=LoadEstimate)
     _cohort: set[int] = field(default_factory=set)  # requests that started together
+    _drawing: set[int] = field(default_factory=set)  # requests of the last denoising forward
+    _stepped_s: float = -inf  # its predicted end
     _behind: set[int] = field(default_factory=set)  # of it, while one was measured alone
     _ranks: dict[int, Rank] = field(default_factory=dict)  # keyed by the call's order
     _shares: FairShares | None = field(init=False)
@@ -162,8 +164,10 @@ class Continuous:
                 self._starvation.is_late(first)
             ):
                 return False
-        spent_s, most_s = self._spent_s[first.phase], self._baseline_s(denoise.calls)
-        return not spent_s or spent_s + self._baseline_s(side.calls) <= most_s
+        waiting = [call for call in denoise.calls if call.request in self._drawing]
+        spent_s, most_s = self._spent_s[first.phase], self._baseline_s(waiting or denoise.calls)
+        passed_s = max(spent_s, now_s - self._stepped_s)  # the pipelines' own code takes time, too
+        return not spent_s or passed_s + self._baseline_s(side.calls) <= most_s
 
     def _grouped(
         self, calls: Sequence[ParkedCall], now_s: float
@@ -306,6 +310,8 @@ class Continuous:
             self._spent_s = dict.fromkeys(self._spent_s, 0.0)
             numbers = {call.request for call in choice.calls}
             self._cohort, self._behind = self._cohort or numbers, self._behind - numbers
+            rows = sum(call.rows for call in choice.calls)
+            self._drawing, self._stepped_s = numbers, now_s + self.costs.seconds(leader.kind, rows)
             if 1 == len(numbers) < len(parked) and leader.rows not in curve.measured:
                 others = {call.request for call in parked if call.key == leader.key}
                 self._behind = self._cohort & others - numbers

@@ -97,15 +97,16 @@ class Stepping(Author):
     scheduler = SimpleNamespace(timesteps=range(400))
 
 
-@pytest.mark.parametrize("own_s", [0.0, 0.004])
-def test_a_drawing_waits_about_a_step_of_its_own_while_others_write(
-    own_s: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("begin_s", "own_s"), [(0.0, 0.0), (0.0, 0.004), (0.015, 0.004)])
+def test_a_drawing_waits_about_a_step_of_its_own_while_others_begin_and_write(
+    begin_s: float, own_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writers' own code, too: choosing six tokens may take longer than their forward."""
+    """The writers' own code, too: six beginnings, or six tokens, may take longer than a forward."""
     clock, step_s, resume = VirtualClock(), 0.045, RequestState.resume
 
     def resumed(state: RequestState, *args: Any, **kwargs: Any) -> Any:
-        clock.pass_by(own_s if state.timeline.phase == "encode" else 0.0)
+        is_writing = state.timeline.phase == "encode"
+        clock.pass_by(begin_s if state.parked is None else own_s if is_writing else 0.0)
         return resume(state, *args, **kwargs)
 
     monkeypatch.setattr(RequestState, "resume", resumed)
