@@ -49,9 +49,7 @@ class Dynamic(_WholeBatches):
 
     max_size: int = 1
     delay_s: float = 0.0
-    caps: Callable[[QueuedRequest], Caps] | None = (
-        None  # caps of a batching config; None: `max_size` alone
-    )
+    caps: Callable[[QueuedRequest], Caps] | None = None  # of a batching config; None: `max_size`
     dispatches: Dispatches = field(default_factory=Dispatches)  # counts every batch
     say: Callable[[str], None] = lambda line: None  # logs a line
     _running: int = 0  # requests of the running batch
@@ -70,17 +68,11 @@ class Dynamic(_WholeBatches):
         batch = fill(head, rest, caps, self.max_size)
         if (leaves_s := wait_until(head, batch, self.delay_s)) > now_s:
             return Admission((), wake_s=min(leaves_s, again_s))
-        for text in self.dispatches.record(
-            batch.outputs,
-            batch.cap,
-            self.max_size,
-            now_s - head.arrived_s,
-            batch.stop_reason,
-            batch.rejects,
-            requests=1 + len(batch.joined),
-        ):
-            self.say(text)
         self._running = 1 + len(batch.joined)
+        size, waited_s = (batch.outputs, batch.cap, self.max_size), now_s - head.arrived_s
+        why = batch.stop_reason, batch.rejects
+        for text in self.dispatches.record(*size, waited_s, *why, requests=self._running):
+            self.say(text)
         batched = [queue[0], *(queue[1 + place] for place in batch.joined)]
         return Admission(_numbers(batched), stop_reason=batch.stop_reason)
 

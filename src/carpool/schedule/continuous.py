@@ -21,6 +21,7 @@ service.
 Source: iteration-level scheduling, Yu et al., Orca, OSDI 2022.
 """
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -50,12 +51,11 @@ class Continuous:
     min_gain: float = 0.05
     fair_share: Mapping[str, float] | None = None  # weights of tenants; None: no fair shares
     _starvation: StarvationGuard = field(default_factory=StarvationGuard)
-    # seconds of encodes and decodes since the last denoising forward
-    _spent_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
     _load: LoadEstimate = field(default_factory=LoadEstimate)
     _cohort: set[int] = field(default_factory=set)  # requests that started together
-    _drawing: set[int] = field(default_factory=set)  # requests of the last denoising forward
+    _step_s: float = 0.0  # predicted seconds of the last denoising forward
     _stepped_s: float = -inf  # its predicted end
+    _spent_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # since
     _behind: set[int] = field(default_factory=set)  # of it, while one was measured alone
     _ranks: dict[int, Rank] = field(default_factory=dict)  # keyed by the call's order
     _shares: FairShares | None = field(init=False)
@@ -131,8 +131,8 @@ class Continuous:
 
     def _packed(self, calls: Sequence[ParkedCall], denoise: Choice | None) -> Choice:
         """Tokens share forwards of any width; prompts join for the time of the step that waits."""
-        first, seconds = calls[0], self.costs.baseline_s
-        most_s = inf if denoise is None else self._baseline_s(denoise.calls)
+        first, seconds = calls[0], self.costs.seconds
+        most_s = inf if denoise is None else self._turn_s(denoise.calls)
         ends = accumulate([call.rows for call in calls])
         fit = [
             n for call, n in zip(calls, ends, strict=True) if n <= first.max_rows
@@ -164,10 +164,9 @@ class Continuous:
                 self._starvation.is_late(first)
             ):
                 return False
-        waiting = [call for call in denoise.calls if call.request in self._drawing]
-        spent_s, most_s = self._spent_s[first.phase], self._baseline_s(waiting or denoise.calls)
+        spent_s = self._spent_s[first.phase]
         passed_s = max(spent_s, now_s - self._stepped_s)  # the pipelines' own code takes time, too
-        return not spent_s or passed_s + self._baseline_s(side.calls) <= most_s
+        return not spent_s or passed_s + self._turn_s(side.calls) <= self._step_s
 
     def _grouped(
         self, calls: Sequence[ParkedCall], now_s: float
@@ -288,10 +287,11 @@ class Continuous:
             forward_s = curve.hoped_s(rows) if is_hope else curve.seconds(rows)
             yield rows, self.costs.turn_s(kind, calls, forward_s)
 
-    def _baseline_s(self, calls: Sequence[ParkedCall]) -> float:
+    def _turn_s(self, calls: Sequence[ParkedCall]) -> float:
         """Seconds of a turn: texts' own code may take longer than their forward."""
-        kind, rows = calls[0].kind, sum([call.rows for call in calls])
-        return self.costs.turn_s(kind, len(calls), self.costs.baseline_s(kind, rows))
+        kind, costs = calls[0].kind, self.costs
+        forward_s = costs.baseline_s(kind, sum([call.rows for call in calls]))
+        return costs.slowdown * costs.turn_s(kind, len(calls), forward_s)
 
     def _note(
         self,
@@ -307,16 +307,16 @@ class Continuous:
         if leader.phase == "denoise":
             curve = self.costs.curve(leader.kind)
             self._load.ran(choice.calls, curve, now_s)
-            self._spent_s = dict.fromkeys(self._spent_s, 0.0)
+            self._spent_s.clear()
             numbers = {call.request for call in choice.calls}
             self._cohort, self._behind = self._cohort or numbers, self._behind - numbers
-            rows = sum(call.rows for call in choice.calls)
-            self._drawing, self._stepped_s = numbers, now_s + self.costs.seconds(leader.kind, rows)
+            self._step_s = self._turn_s(choice.calls)
+            self._stepped_s = now_s + self._step_s
             if 1 == len(numbers) < len(parked) and leader.rows not in curve.measured:
                 others = {call.request for call in parked if call.key == leader.key}
                 self._behind = self._cohort & others - numbers
         else:
-            self._spent_s[leader.phase] += self._baseline_s(choice.calls)
+            self._spent_s[leader.phase] += self._turn_s(choice.calls)
             self._is_prompts_turn = leader.is_token
         if self._shares is not None:
             # weight copies serve the whole sweep: no tenant pays for them
