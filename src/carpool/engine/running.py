@@ -5,7 +5,6 @@ engine's thread.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -32,7 +31,7 @@ from carpool.engine.ride_choice import RideChoice, SecondRuns
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.tokenizers import HostCall, run_on_host
 from carpool.errors import Cancelled, CarpoolError, Released
-from carpool.schedule.views import CallKind, ParkedCall
+from carpool.schedule.views import ParkedCall
 from carpool.types import Event
 
 log = logging.getLogger("carpool")
@@ -123,14 +122,12 @@ class RunningRequests:
         return state is self._next and any(fiber and fiber.is_alive for fiber in fibers)
 
     def _delays_step(self) -> bool:
-        """Whether another start would delay the step that drawings share by more than its time.
+        """Whether another start would delay the steps of those that draw by more than one's time.
 
         Requests that arrive together would else stop all steps until each of them has begun.
         """
-        rows, costs = Counter[CallKind](), self._scheduler.costs
-        for call in self._drawing():
-            rows[call.kind] += call.rows
-        steps_s = [costs.seconds(kind, count) for kind, count in rows.items()]
+        seconds = self._scheduler.costs.seconds
+        steps_s = [seconds(call.kind, call.rows) for call in self._drawing()]
         return bool(steps_s) and self.fiber_s + self.longest_s > max(steps_s)
 
     def _drawing(self, without: RequestState | None = None) -> list[ParkedCall]:
