@@ -2,7 +2,7 @@
 
 That is when the predicted queue wait exceeds `max_wait`, or the predicted time the deadline. The
 engine's thread reports the queue, the running requests and the durations of forwards at every turn;
-`check` and the rest may be called from any thread: they read single numbers.
+`refusal` and the rest may be called from any thread: they read single numbers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,6 +12,7 @@ from carpool.config import EngineSettings
 from carpool.engine.prediction import Predictor
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
+from carpool.errors import CarpoolError
 from carpool.schedule.overload import Overload, Speed, bounded
 from carpool.types import CheckedRequest, Clock
 
@@ -62,10 +63,10 @@ class AdmissionControl:
             alone_s = predictor.whole_s(request) * predictor.costs.slowdown
         return alone_s, self.wait_s, self.speed
 
-    def check(
+    def refusal(
         self, request: CheckedRequest, running: Iterable[RequestState], waited_s: float = 0.0
-    ) -> None:
-        """Refuse a new request that would miss its deadline or wait too long.
+    ) -> CarpoolError | None:
+        """The refusal of a new request that would miss its deadline or wait too long, if any.
 
         Predicted by the durations of forwards so far: it runs alone, after the running requests
         with earlier deadlines. With `admit_late` a late request is only logged.
@@ -73,26 +74,29 @@ class AdmissionControl:
         Args:
             waited_s: seconds it waited elsewhere.
 
-        Raises:
-            TooLate: its deadline cannot be met.
-            Overloaded: with the time to retry.
+        Returns:
+            `TooLate`: its deadline cannot be met. `Overloaded`: with the time to retry.
         """
         predictor, whole_s = self._predictor, self._predictor.whole_s(request)
-        if request.deadline_s is not None and predictor.is_informed(request):
-            due_s = self._clock() + request.deadline_s - waited_s
-            before = [state.parked for state in running]
-            ahead_s = sum(entry.left_s for entry in before if entry and entry.deadline_s <= due_s)
-            end_s = waited_s + (whole_s + ahead_s) * predictor.costs.slowdown
-            self._overload.check_deadline(request.request_id, request.deadline_s, end_s)
-        self._newest_s = whole_s
-        wait_s, fill = self._update_stage()
-        self._overload.check_wait(
-            request.priority,
-            waiting=len(self._queue),
-            wait_s=wait_s,
-            fill=fill,
-            least_s=self.place_s or 0.0,
-        )
+        try:
+            if request.deadline_s is not None and predictor.is_informed(request):
+                due_s = self._clock() + request.deadline_s - waited_s
+                before = [state.parked for state in running]
+                ahead_s = sum(call.left_s for call in before if call and call.deadline_s <= due_s)
+                end_s = waited_s + (whole_s + ahead_s) * predictor.costs.slowdown
+                self._overload.check_deadline(request.request_id, request.deadline_s, end_s)
+            self._newest_s = whole_s
+            (wait_s, fill), least_s = self._update_stage(), self.place_s or 0.0
+            self._overload.check_wait(
+                request.priority,
+                waiting=len(self._queue),
+                wait_s=wait_s,
+                fill=fill,
+                least_s=least_s,
+            )
+        except CarpoolError as error:
+            return error
+        return None
 
     @property
     def place_s(self) -> float | None:

@@ -121,7 +121,7 @@ class EngineCore:
 
         Raises:
             InvalidValue: the engine lacks an adapter of the request.
-            TooLate, Overloaded, Draining: see `AdmissionControl.check`, `RequestQueue.put`.
+            TooLate, Overloaded, Draining: see `AdmissionControl.refusal`, `RequestQueue.put`.
         """
         self._installation.adapters.check(request.lora)
         if not is_admitted:
@@ -263,16 +263,13 @@ class EngineCore:
         self._end.set()
 
     def _deadlocked(self, place: str) -> WorkerLost:
-        log.error(
-            "the engine is deadlocked: a request waits for a lock of another request on the same "
-            "thread, at %s. Such a pipeline needs isolation=private",
-            place,
-        )
-        self.at_deadlock(place)
-        return WorkerLost(
+        reason = (
             f"the engine is deadlocked: a request waits at {place} for a lock of another one on "
             'the same thread: load the model again with isolation="private"'
         )
+        log.error("%s", reason)
+        self.at_deadlock(place)
+        return WorkerLost(reason)
 
     def _turn(self) -> None:
         """Make a turn, and sleep if there was nothing to do.

@@ -7,9 +7,9 @@ Then the change is undone at once, and the request runs again, privately.
 """
 
 import logging
+import traceback
 from collections import Counter
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -181,9 +181,6 @@ class SecondRuns:
 
 def _failure(error: BaseException) -> _Failure:
     """The class of an exception and the line that raised it."""
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return type(error), "", 0
-    return type(error), trace.tb_frame.f_code.co_filename, trace.tb_lineno
+    frames = traceback.extract_tb(error.__traceback__, -1)
+    [(file, line)] = [(frame.filename, frame.lineno or 0) for frame in frames] or [("", 0)]
+    return type(error), file, line

@@ -75,10 +75,8 @@ class RunningRequests:
         """The requests that wait for a forward; if a step is due, only those that draw."""
         if self.private is not None:
             return [self.private] if self.private.is_parked else []
-        parked = [state for state in self.by_number.values() if state.is_parked]
-        if not self.is_step_due:
-            return parked
-        return [state for state in parked if state.timeline.phase == "denoise"]
+        parked, is_step_due = [s for s in self.by_number.values() if s.is_parked], self.is_step_due
+        return [s for s in parked if s.timeline.phase == "denoise"] if is_step_due else parked
 
     def prepare(self) -> None:
         """Do in advance what the first request of each pipeline would wait for."""

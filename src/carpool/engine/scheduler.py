@@ -24,7 +24,7 @@ from carpool.engine.parts import EngineParts
 from carpool.engine.prediction import Predictor, snapshot, unpredicted_call, unpredicted_request
 from carpool.engine.request import RequestState
 from carpool.engine.sweep import Sweeps
-from carpool.errors import CarpoolError, SettingRejected
+from carpool.errors import SettingRejected
 from carpool.schedule.cost import Costs
 from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.schedule.sweep import choose_sweep, sweep_s
@@ -87,17 +87,10 @@ class Scheduler:
     ) -> None:
         """Refuse a request that is predicted to miss its deadline or to wait too long.
 
-        From any thread; see `AdmissionControl.check`.
+        From any thread; see `AdmissionControl.refusal`.
         """
-
-        def refusal() -> CarpoolError | None:
-            try:
-                self.admission.check(request, running, waited_s)
-            except CarpoolError as error:
-                return error
-            return None
-
-        if (error := self._stages.contain("predict", None, refusal)) is not None:
+        refusal, about = self.admission.refusal, (request, running, waited_s)
+        if (error := self._stages.contain("predict", None, refusal, *about)) is not None:
             raise error
 
     def admit(self, running: int) -> list[RequestState]:

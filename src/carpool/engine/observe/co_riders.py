@@ -24,10 +24,6 @@ class _Record:
     first: list[dict[str, Any]] = field(default_factory=list)
     last: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_FORWARDS // 2))
 
-    def meet(self, trace: str | None) -> None:
-        if trace and trace != self.trace and len(self.companions) < MOST_OTHERS:
-            self.companions[trace] = None
-
 
 class CoRiders:
     """Records co-riders. `forward` is for the engine's thread, the rest for any thread."""
@@ -54,7 +50,8 @@ class CoRiders:
             if record is None:
                 continue
             for trace in traces if len(record.companions) < MOST_OTHERS else ():
-                record.meet(trace)
+                if trace and trace != record.trace and len(record.companions) < MOST_OTHERS:
+                    record.companions[trace] = None
             forwards = record.first if len(record.first) < MOST_FORWARDS // 2 else record.last
             at_s = forward.began_s - timeline.submitted_s
             forwards.append({"at_s": at_s, "rows": rows, "requests": requests})
@@ -65,7 +62,5 @@ class CoRiders:
         Returns:
             `others`: traces of co-riders. `forwards`: `at_s` since submission, `rows`, `requests`.
         """
-        record = self._running.pop(request_id, None)
-        if record is None:
-            return {"others": [], "forwards": []}
+        record = self._running.pop(request_id, _Record(""))
         return {"others": list(record.companions), "forwards": [*record.first, *record.last]}
