@@ -409,3 +409,11 @@ def test_a_connection_that_stays_idle_after_an_early_answer_is_closed() -> None:
     got = exchange(head, None, b"{}", wire=Hasty)  # {} ends uvicorn's own timer
 
     assert got.statuses == [200]
+
+
+def test_a_body_that_comes_after_its_answer_may_come_with_the_next_request() -> None:
+    head = b"POST /unread HTTP/1.1\r\n" + HOST + b"content-length: 2\r\n\r\n"
+
+    got = exchange(head, None, b"{}" + LAST)
+
+    assert (got.paths, got.statuses) == (["/unread", "/last"], [200, 200])

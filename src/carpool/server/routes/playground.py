@@ -4,12 +4,13 @@ The page asks the user for an API key and uses the public API like any client. A
 from this host, and its content security policy forbids other hosts.
 """
 
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from starlette.staticfiles import StaticFiles
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
 
 FOLDER = files("carpool.server") / "playground"
 _PAGE = files("carpool.server.routes") / "playground.html"
@@ -35,11 +36,15 @@ class _Files(StaticFiles):
 
 def add_playground(app: FastAPI) -> None:
     """Add the page and its files to an application."""
+    page_files = _Files(packages=[("carpool.server", "playground")])
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
         root = str(request.scope.get("root_path", "")).rstrip("/")
         html = _PAGE.read_text().replace("{{root}}", escape(root, quote=True))
-        return Response(html, media_type="text/html", headers=HEADERS)
+        headers = HEADERS | {"etag": f'"{sha256(html.encode()).hexdigest()}"'}
+        response = Response(html, media_type="text/html", headers=headers)
+        is_known = page_files.is_not_modified(response.headers, request.headers)
+        return NotModifiedResponse(response.headers) if is_known else response
 
-    app.mount("/playground", _Files(packages=[("carpool.server", "playground")]))
+    app.mount("/playground", page_files)

@@ -108,6 +108,9 @@ class StrictHTTPProtocol(HttpToolsProtocol):
     # The parser's callbacks. An exception ends in `data_received`.
 
     def on_message_begin(self) -> None:
+        if self._part == "answer" and self.cycle.response_complete and not self._is_last:
+            # answered early: the client has sent the rest of the body with its next request
+            self._part, self._head_bytes = "head", 0
         if self._part != "head":
             raise InvalidHTTP("bytes behind the request")
         super().on_message_begin()
