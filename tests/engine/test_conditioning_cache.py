@@ -15,8 +15,20 @@ from torch import Tensor
 
 from carpool.engine import serialization
 from carpool.engine.digests import Digests
+from carpool.engine.request import RequestState
 from carpool.types import Request
-from support.engine_driver import CLOSE, Drive, Recorder, called, driving, fresh, gap, served, solo
+from support.engine_driver import (
+    CLOSE,
+    Drive,
+    Recorder,
+    VirtualClock,
+    called,
+    driving,
+    fresh,
+    gap,
+    served,
+    solo,
+)
 from support.lora_files import weights, write
 from support.tiny import ARGUMENTS
 
@@ -66,6 +78,25 @@ def test_equal_calls_that_park_together_run_once() -> None:
         assert counts(drive) == (6, 4)
     assert gap(heard[2].image, solo("flux", "a cat", seed=2)) < CLOSE
     assert gap(heard[4].image, solo("flux", "a dog", seed=4)) < CLOSE
+
+
+def test_requests_whose_encodings_are_kept_draw_together_however_long_each_takes_to_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, resume, steps = VirtualClock(0.001), RequestState.resume, 3
+
+    def resumed(state: RequestState, *args: Any, **kwargs: Any) -> Any:
+        clock.pass_by(1.0 if state.parked is None else 0.0)
+        return resume(state, *args, **kwargs)
+
+    monkeypatch.setattr(RequestState, "resume", resumed)
+    with driving("flux", conditioning_cache=MIB, clock=clock) as drive:
+        draw(drive, "flux", num_inference_steps=steps)
+        for seed in range(4):
+            arguments = ARGUMENTS["flux"] | {"num_inference_steps": steps}
+            drive.submit("a cat", **arguments, seed=seed)
+        drive.finish()
+        assert drive.widths("transformer") == [1] * steps + [4] * steps
 
 
 def test_calls_that_a_forward_has_no_room_for_are_answered_after_it() -> None:

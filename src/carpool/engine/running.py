@@ -72,11 +72,12 @@ class RunningRequests:
 
     @property
     def parked(self) -> list[RequestState]:
-        """The requests that wait for a forward; if a step is due, only those that draw."""
-        if self.private is not None:
-            return [self.private] if self.private.is_parked else []
-        parked, is_step_due = [s for s in self.by_number.values() if s.is_parked], self.is_step_due
-        return [s for s in parked if s.timeline.phase == "denoise"] if is_step_due else parked
+        """The requests that wait for a forward; those that draw, if starts have delayed them."""
+        states = self.by_number.values() if self.private is None else [self.private]
+        parked = [state for state in states if state.is_parked]
+        if self.is_step_due and (self.postponed or self.fiber_s > self.longest_s):
+            parked = [state for state in parked if state.timeline.phase == "denoise"]
+        return parked
 
     def prepare(self) -> None:
         """Do in advance what the first request of each pipeline would wait for."""
@@ -192,9 +193,8 @@ class RunningRequests:
         return PrivateContext(pipe, loaded.modules, request.seed, loaded.device.torch)
 
     def _prompt_part(self, state: RequestState, component: str, tokens: int) -> int:
-        if self._is_exact:
-            return tokens
-        return self._scheduler.prompt_part(component, tokens, self._drawing(state))
+        part = partial(self._scheduler.prompt_part, component, tokens)
+        return tokens if self._is_exact else part(self._drawing(state))
 
     def resume_held(self) -> None:
         """Do the work postponed during a private ride, or for a step."""

@@ -8,9 +8,10 @@ forwards until all have ended, unless a much shorter request arrives, or one of 
 is not much longer. While another key waits, only requests that slow the cohort's forwards a little
 may join. A call that many forwards overtook leads next (`starvation.py`).
 
-*Encodes and decodes* run between denoising forwards, for at most the time of one such forward. The
-encode of a request that would not share the next forward waits for others to encode with. A text
-in progress continues, token by token, between all forwards; prompts and tokens take turns.
+*Encodes and decodes* run between denoising forwards, for at most the time of the last one, in which
+the pipelines' own code counts. The encode of a request that would not share the next forward waits
+for others to encode with. A text in progress continues, token by token, between all forwards;
+prompts and tokens take turns.
 
 *Shares.* With `fair_share` the tenant with the least service for its weight leads
 (`fair_shares.py`); the rules above order the requests of one tenant, and of tenants with equal
@@ -53,8 +54,8 @@ class Continuous:
     _starvation: StarvationGuard = field(default_factory=StarvationGuard)
     _load: LoadEstimate = field(default_factory=LoadEstimate)
     _cohort: set[int] = field(default_factory=set)  # requests that started together
-    _step_s: float = 0.0  # predicted seconds of the last denoising forward
-    _stepped_s: float = -inf  # its predicted end
+    _step: Sequence[ParkedCall] = ()  # the last denoising forward
+    _stepped_s: float = inf  # its start
     _spent_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # since
     _behind: set[int] = field(default_factory=set)  # of it, while one was measured alone
     _ranks: dict[int, Rank] = field(default_factory=dict)  # keyed by the call's order
@@ -158,15 +159,16 @@ class Continuous:
         first, leader = side.calls[0], denoise.calls[0]
         if first.phase == "encode" and not first.is_token:
             if denoise.why == "nobody":
-                if all(call.left_s >= call.whole_s for call in denoise.calls):
+                calls, begun = denoise.calls, {call.request for call in self._step}
+                if all(c.left_s >= c.whole_s and c.request not in begun for c in calls):
                     return True  # new requests start together
             elif self._rank(first, now_s) > self._rank(leader, now_s) and not (
                 self._starvation.is_late(first)
             ):
                 return False
-        spent_s = self._spent_s[first.phase]
-        passed_s = max(spent_s, now_s - self._stepped_s)  # the pipelines' own code takes time, too
-        return not spent_s or passed_s + self._turn_s(side.calls) <= self._step_s
+        spent_s, step_s = self._spent_s[first.phase], self._turn_s(self._step or denoise.calls)
+        passed_s = max(spent_s, now_s - self._stepped_s - step_s)  # pipelines' own code counts
+        return not spent_s or passed_s + self._turn_s(side.calls) <= step_s
 
     def _grouped(
         self, calls: Sequence[ParkedCall], now_s: float
@@ -310,8 +312,7 @@ class Continuous:
             self._spent_s.clear()
             numbers = {call.request for call in choice.calls}
             self._cohort, self._behind = self._cohort or numbers, self._behind - numbers
-            self._step_s = self._turn_s(choice.calls)
-            self._stepped_s = now_s + self._step_s
+            self._step, self._stepped_s = choice.calls, now_s
             if 1 == len(numbers) < len(parked) and leader.rows not in curve.measured:
                 others = {call.request for call in parked if call.key == leader.key}
                 self._behind = self._cohort & others - numbers
