@@ -1,7 +1,7 @@
 """Carpool's modes, LitServe, plain diffusers behind a lock, or any server: one table a model.
 
 usage: make bench-peers     (or: OMP_NUM_THREADS=1 python -m benchmarks.peers [--model NAME]
-           [--rounds N] [--caps 4,8] [--write])
+           [--rounds N] [--caps 4,8] [--flags=--compile] [--write])
        python -m benchmarks.peers --model NAME --url http://127.0.0.1:30000 [--pid PID]
        python -m benchmarks.peers --model NAME --checkpoint
 
@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, action="append", help="  [all]")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--caps", default="4,8", help="requests of a batch; none: only --url")
+    parser.add_argument("--flags", default="", help="of one more server of `continuous`")
     parser.add_argument("--url", help="a server that runs, too")
     parser.add_argument("--pid", type=int, help="its process, for its CPU time")
     parser.add_argument("--name", default="the server at --url", help="in the table")
@@ -162,7 +163,7 @@ def main() -> None:
 async def _report(model: PeerModel, options: argparse.Namespace) -> None:
     servers = {options.name: Server(options.url, options.pid)} if options.url else {}
     caps = tuple(int(cap) for cap in options.caps.split(",") if cap)
-    here = parties(caps) if caps else [LOCKED]
+    here = parties(caps, options.flags) if caps else [LOCKED]
     async for results in measure(model, options.rounds, here, servers):
         text = section(model, results)
         if options.write:

@@ -42,17 +42,20 @@ def _carpool(mode: BatchingMode, name: str, *flags: str) -> Party:
 LOCKED = Party("plain diffusers, lock", "benchmarks.peers.locked_server")
 
 
-def parties(caps: tuple[int, ...] = (4, 8)) -> list[Party]:
-    """All of them; batches of at most so many requests."""
+def parties(caps: tuple[int, ...] = (4, 8), flags: str = "") -> list[Party]:
+    """All of them; batches of at most so many requests; `flags`: of one more `continuous` each."""
     party_list = [LOCKED, _carpool("off", "")]
     for cap in caps:
         size, name = str(cap), f", {cap}"
-        flags = ("--batching-max-size", size, "--batching-delay-ms", "5")
+        batches = ("--batching-max-size", size, "--batching-delay-ms", "5")
         party_list += [
             Party(f"LitServe{name}", "benchmarks.peers.litserve_server", (size,)),
-            _carpool("dynamic", name, *flags),
+            _carpool("dynamic", name, *batches),
             _carpool("continuous", name, "--max-batch-size", size),
         ]
+        if flags:
+            options = ("--max-batch-size", size, *flags.split())
+            party_list.append(_carpool("continuous", f"{name}, {flags}", *options))
     return party_list
 
 

@@ -24,14 +24,14 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 3_911),
     "worker": (2_500, 2_971),
-    "server": (5_000, 6_577),
+    "server": (5_000, 6_585),
     "compat": (1_300, 2_129),
     "jobs, media": (3_000, 3_887),
     "python, cli, settings": (4_800, 4_800),
     "others": (4_200, 4_781),
     "lab": (4_200, 5_221),
-    "benchmarks, proof": (7_400, 7_031),
-    "tests": (50_000, 73_077),
+    "benchmarks, proof": (7_400, 7_035),
+    "tests": (50_000, 73_116),
 }
 
 
