@@ -181,6 +181,5 @@ class SecondRuns:
 
 def _failure(error: BaseException) -> _Failure:
     """The class of an exception and the line that raised it."""
-    frames = traceback.extract_tb(error.__traceback__, -1)
-    [(file, line)] = [(frame.filename, frame.lineno or 0) for frame in frames] or [("", 0)]
-    return type(error), file, line
+    frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(error.__traceback__, -1)]
+    return type(error), *(frames or [("", 0)])[0]

@@ -253,20 +253,21 @@ def from_folder(cls: Any, place: str, **options: Any) -> nn.Module:
         Misfit: a weight is missing, left over, or of another shape; the text names it.
     """
     options |= {"use_safetensors": True, "output_loading_info": True}
-    folder = Path(place, options.get("subfolder", ""))
-    cls = class_with(cls, _names_in(folder))
+    folder, variant = Path(place, options.get("subfolder", "")), options.get("variant") or ""
+    cls = class_with(cls, _names_in(folder, variant))
     module, report = cls.from_pretrained(place, **options)
     if (sibling := class_with(cls, report["unexpected_keys"])) is not cls:  # a hub model
         module, report = sibling.from_pretrained(place, **options)
     if getattr(module.config, "quantization_config", None) is None:
-        for name in _names_in(folder, {"I8", "U8"}):
+        for name in _names_in(folder, variant, {"I8", "U8"}):
             raise Misfit(UNREAD.format(name, "8-bit integers without their scales"))
     return checked(report, module)
 
 
-def _names_in(folder: Path, dtypes: Container[str] = ()) -> Iterator[str]:
-    """The names of the weights in a local folder, all or of some dtypes; none for a hub id."""
-    for file in folder.glob("*.safetensors"):
+def _names_in(folder: Path, variant: str, dtypes: Container[str] = ()) -> Iterator[str]:
+    """The names of a variant's weights in a local folder, all or of some dtypes; none of a hub."""
+    files = folder.glob("*.safetensors")  # such as model.fp16-00001-of-00002.safetensors
+    for file in [f for f in files if f.stem.partition(".")[2].partition("-")[0] == variant]:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118
                 if not dtypes or opened.get_slice(name).get_dtype() in dtypes:
