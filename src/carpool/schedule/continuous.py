@@ -55,7 +55,7 @@ class Continuous:
     _load: LoadEstimate = field(default_factory=LoadEstimate)
     _cohort: set[int] = field(default_factory=set)  # requests that started together
     _step: Sequence[ParkedCall] = ()  # the last denoising forward
-    _stepped_s: float = inf  # its start
+    _stepped_s: float = inf  # the first decision after it
     _spent_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # since
     _behind: set[int] = field(default_factory=set)  # of it, while one was measured alone
     _ranks: dict[int, Rank] = field(default_factory=dict)  # keyed by the call's order
@@ -167,7 +167,8 @@ class Continuous:
             ):
                 return False
         spent_s, step_s = self._spent_s[first.phase], self._turn_s(self._step or denoise.calls)
-        passed_s = max(spent_s, now_s - self._stepped_s - step_s)  # pipelines' own code counts
+        self._stepped_s = min(self._stepped_s, now_s)
+        passed_s = max(spent_s, now_s - self._stepped_s)  # the pipelines' own code takes time, too
         return not spent_s or passed_s + self._turn_s(side.calls) <= step_s
 
     def _grouped(
@@ -312,7 +313,7 @@ class Continuous:
             self._spent_s.clear()
             numbers = {call.request for call in choice.calls}
             self._cohort, self._behind = self._cohort or numbers, self._behind - numbers
-            self._step, self._stepped_s = choice.calls, now_s
+            self._step, self._stepped_s = choice.calls, inf
             if 1 == len(numbers) < len(parked) and leader.rows not in curve.measured:
                 others = {call.request for call in parked if call.key == leader.key}
                 self._behind = self._cohort & others - numbers
