@@ -293,7 +293,7 @@ def test_a_client_that_leaves_ends_its_text_and_one_of_a_killed_worker_goes_on(
         os.kill(server.worker(), signal.SIGKILL)
         texts += [chunk.choices[0].delta.content or "" for chunk in stream]
         assert "".join(texts) == expected
-        assert server.stats()["tokens"] <= 200 - pieces + 40  # of the last milliseconds
+        eventually(lambda: 0 < server.stats().get("tokens", 0) <= 160, 60, "few tokens again")
     else:
         stream.close()
         eventually(lambda: server.stats()["running"] == 0, 60, "the texts end")
