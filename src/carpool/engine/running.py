@@ -111,7 +111,8 @@ class RunningRequests:
             self.postponed.append(partial(self._start_if_due, state))
         elif state.status != "finished":
             self._do("start", self._begin, state, self._clock())
-            self.is_step_due = self._delays_step()
+            code_s = self.fiber_s + self.longest_s  # with one more start
+            self.is_step_due = self._scheduler.delays_step(code_s, self._drawing())
 
     def _must_wait(self, state: RequestState) -> bool:
         """Whether a request may not start yet; one that failed in company waits for all others."""
@@ -119,15 +120,6 @@ class RunningRequests:
             return True
         fibers = [entry.fiber for entry in self.by_number.values() if entry is not state]
         return state is self._next and any(fiber and fiber.is_alive for fiber in fibers)
-
-    def _delays_step(self) -> bool:
-        """Whether another start would delay the steps of those that draw by more than one's time.
-
-        Requests that arrive together would else stop all steps until each of them has begun.
-        """
-        seconds = self._scheduler.costs.seconds
-        steps_s = [seconds(call.kind, call.rows) for call in self._drawing()]
-        return bool(steps_s) and self.fiber_s + self.longest_s > max(steps_s)
 
     def _drawing(self, without: RequestState | None = None) -> list[ParkedCall]:
         """The last calls of the requests that draw."""

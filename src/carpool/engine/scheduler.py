@@ -219,6 +219,14 @@ class Scheduler:
             max_rows = max(1, min(max_rows, int(settings.max_decode_gib * 2**30 // row_bytes)))
         return max_rows
 
+    def delays_step(self, code_s: float, drawing: Sequence[ParkedCall]) -> bool:
+        """Whether so much of the pipelines' own code delays those that draw by more than a step.
+
+        Requests that arrive together would else stop all steps until each of them has begun.
+        """
+        steps_s = [self.costs.seconds(call.kind, call.rows) for call in drawing]
+        return bool(steps_s) and code_s > max(steps_s)
+
     def expected_s(self, rows: Sequence[int]) -> float | None:
         """Predicted seconds of the selected forward; None if this process never ran one like it.
 
