@@ -3,8 +3,8 @@
 usage: python -m support.streamed_memory FOLDER NAME=VALUE[,...] ...    (settings of engines)
 
 Each argument is measured in a process forked from the one that has imported all. Prints JSON, a
-line each: bytes of the weights, the most resident memory above that before loading, and digests
-of the pictures.
+line each: bytes of the weights, the most resident memory above that before loading, while loading
+and after it, and digests of the pictures.
 """
 
 import gc
@@ -44,13 +44,16 @@ def main(folder: str, *engines: str) -> None:
 
 def measure(folder: str, settings: str) -> None:
     before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+    _reset_peak()
     given: dict[str, Any] = dict(one.split("=", 1) for one in settings.split(","))
     with driving(Path(folder), **given) as drive:
+        loading = _status("VmHWM") - before
+        _reset_peak()
         pictures = _draw(drive, 2)
         weights = drive.engine.loaded.modules.values()
         found = {
             "weights": sum(p.nbytes for module in weights for p in module.parameters()),
+            "loading": loading,
             "peak": _status("VmHWM") - before,
             "pictures": [hashlib.sha256(one).hexdigest() for one in pictures],
         }
@@ -68,20 +71,20 @@ def make(folder: Path) -> None:
 
 
 def _draw(drive: Drive, steps: int) -> list[bytes]:
-    heard = [
-        drive.submit("a cat", seed=seed, **{**ARGUMENTS["flux"], "num_inference_steps": steps})
-        for seed in range(2)
-    ]
+    arguments = {**ARGUMENTS["flux"], "num_inference_steps": steps}
+    heard = [drive.submit("a cat", seed=seed, **arguments) for seed in range(2)]
     drive.finish()
     return [one.image.numpy().tobytes() for one in heard]
 
 
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+
+
 def _status(name: str) -> int:
     """A figure of `/proc/self/status`, bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise LookupError(name)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 if __name__ == "__main__":
