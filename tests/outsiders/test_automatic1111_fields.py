@@ -125,6 +125,7 @@ def test_a_mask_goes_with_all_defaults() -> None:
     [
         ({"initial_noise_multiplier": 0}, "initial_noise_multiplier"), ({"s_churn": 1}, "s_churn"),
         ({"s_noise": 0.5}, "s_noise"), ({"infotext": "a\nSteps: 3"}, "infotext"),
+        ({"s_min_uncond": 0.5}, "s_min_uncond"),
         ({"token_merging_ratio": 0.5}, "token_merging_ratio"), ({"eta": "a"}, "eta"),
         ({"sampler_index": "Heun"}, "sampler_index"), ({"sampler_name": "Euler"}, "sampler_name"),
         ({"override_settings": {"sdxl_clip_l_skip": True}}, "sdxl_clip_l_skip"),

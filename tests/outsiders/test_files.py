@@ -17,6 +17,7 @@ from carpool.engine.model.load import load
 from carpool.errors import LoadFailed, SettingRejected
 from support import original_names
 from support.engine_driver import fresh, gap, plain
+from support.newcomers import two_adapters, two_controls
 from support.prepared import alone, gguf_of, own_weights, requests_of
 from support.tiny import checkpoint
 
@@ -383,26 +384,16 @@ def test_names_that_change_no_picture_may_stay(
 def test_prefixes_of_wrappers_are_removed(prefix: str, ending: str, tmp_path: Path) -> None:
     state = {name: weight * 1.5 for name, weight in weights("wan21_t2v", "transformer").items()}
     file = tmp_path / f"wrapped.{ending}"
-    save_file({f"{prefix}{name}": weight for name, weight in state.items()}, file)
+    wrapped = {f"{prefix}{name}": weight for name, weight in state.items()}
+    if prefix == "_orig_mod.":  # blocks may be compiled one by one, too
+        wrapped = {n.replace("blocks.0.", "blocks.0._orig_mod."): w for n, w in wrapped.items()}
+    save_file(wrapped, file)
 
     given = served("wan21_t2v", parts={"transformer": file})
     model = served("wan21_t2v", model=file, model_config=str(checkpoint("wan21_t2v")))
 
     assert_holds(given.transformer, state)
     assert_holds(model.transformer, state)
-
-
-def test_blocks_that_were_compiled_one_by_one_are_read(tmp_path: Path) -> None:
-    state = {name: weight * 1.5 for name, weight in weights("flux", "transformer").items()}
-    wrapped = {
-        name.replace("transformer_blocks.0.", "transformer_blocks.0._orig_mod."): weight
-        for name, weight in state.items()
-    }
-    save_file(wrapped, tmp_path / "compiled.safetensors")
-
-    pipe = served("flux", parts={"transformer": tmp_path / "compiled.safetensors"})
-
-    assert_holds(pipe.transformer, state)
 
 
 def test_a_shard_stands_for_all_of_its_file_and_a_missing_one_is_named(tmp_path: Path) -> None:
@@ -494,16 +485,32 @@ def test_a_pickle_and_a_pipeline_without_the_component_are_refused(tmp_path: Pat
     assert "it is a pipeline that has no transformer_2, but text_encoder, transformer" in message
 
 
-def test_a_folder_of_another_width_is_refused(tmp_path: Path) -> None:
-    vae = plain("flux").vae
-    channels = vae.config.latent_channels
-    type(vae).from_config({**vae.config, "latent_channels": 2 * channels}).save_pretrained(
-        tmp_path / "vae"
-    )
+@pytest.mark.parametrize(
+    ("family", "name", "entry"),
+    [("flux", "vae", "latent_channels"), ("sdxl_control", "controlnet", "cross_attention_dim")],
+)
+def test_a_component_of_another_width_is_refused(
+    family: str, name: str, entry: str, tmp_path: Path
+) -> None:
+    own = getattr(plain(family), name)
+    width = own.config[entry]
+    type(own).from_config({**own.config, entry: 2 * width}).save_pretrained(tmp_path)
+    [file] = tmp_path.glob("*.safetensors")
 
-    message = refused("flux", "vae", tmp_path / "vae")
+    for where in (tmp_path, file):
+        assert f"its {entry} is {2 * width}, and {width} in this" in refused(family, name, where)
 
-    assert f"its latent_channels is {2 * channels}, and {channels} in this model's vae" in message
+
+@pytest.mark.parametrize("name", ["controlnet", "adapter"])
+def test_several_nets_are_read_from_a_folder_each(name: str, tmp_path: Path) -> None:
+    pipe = {"controlnet": two_controls, "adapter": two_adapters}[name]()
+    pipe.save_pretrained(tmp_path)
+
+    served_pipe = served("", model=tmp_path)
+
+    assert_holds(getattr(served_pipe, name), getattr(pipe, name).state_dict())
+    with pytest.raises(LoadFailed, match=f"{name} is several models: replace their folders"):
+        served("", model=tmp_path, parts={name: tmp_path / name})
 
 
 def test_a_component_of_another_class_is_refused_by_name(tmp_path: Path) -> None:

@@ -107,16 +107,6 @@ def test_what_neither_has_is_refused_in_one_line(tmp_path: Path) -> None:
     assert served("sdxl", tmp_path / "model.safetensors", model_config=str(folder))
 
 
-def test_a_component_is_read_from_a_file_that_holds_a_whole_model(tmp_path: Path) -> None:
-    own = whole("sdxl", tmp_path / "model.safetensors")
-    names = ("unet", "vae", "text_encoder", "text_encoder_2")
-    component = tuple(f"{name}={tmp_path / 'model.safetensors'}" for name in names)
-
-    pipe = load(checkpoint("sdxl"), EngineSettings(device="cpu", component=component)).pipe
-
-    assert_same(pipe, own, *names)
-
-
 def test_one_type_of_numbers_for_each_component_of_a_file(tmp_path: Path) -> None:
     whole("sdxl", tmp_path / "model.safetensors")
 

@@ -12,7 +12,14 @@ from support.endpoints import EDITS
 from support.pictures import png
 
 OWN = CARD.tasks[0]
-CHANGE = Task("image-to-image", "GreyImg2Img", (*OWN.parameters, Parameter("image", "other")))
+LISTS = (
+    Parameter("original_size", "other", also=("list",)),
+    Parameter("control_scale", "float", also=("numbers",)),
+    Parameter("attention_kwargs", "dict"),
+)
+CHANGE = Task(
+    "image-to-image", "GreyImg2Img", (*OWN.parameters, *LISTS, Parameter("image", "other"))
+)
 FILL = Task("inpaint", "GreyInpaint", (*CHANGE.parameters, Parameter("mask_image", "other")))
 BOTH = replace(CARD, tasks=(OWN, CHANGE, FILL), max_pixels=64 * 64)
 FREE = tuple(one for one in CHANGE.parameters if one.name != "strength")

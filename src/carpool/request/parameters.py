@@ -187,7 +187,7 @@ def _value(task: Task, parameter: Parameter, value: Any, from_json: bool) -> Any
             "generate([...]) does)",
             param="prompt",
         )
-    rule = KINDS[kind][1]
+    rule = KINDS[kind][1] or " or ".join(KINDS[other_kind][1] for other_kind in parameter.also)
     fits = any(KINDS[kind][0](value) for kind in kinds) or ("other" in kinds and not from_json)
     if name == "output_type":
         fits, rule = value in task.output_types, f"one of {', '.join(task.output_types)}"
@@ -197,6 +197,6 @@ def _value(task: Task, parameter: Parameter, value: Any, from_json: bool) -> Any
             raise UnsupportedParameter(f"output_type {problem}", param=name)
     if fits:
         return float(value) if kind == "float" and is_int(value) else value
-    if kind == "other":
+    if not rule:
         raise UnsupportedParameter(f"{name} cannot be sent as JSON", param=name)
     raise InvalidValue.of(name, value, f"must be {rule}")

@@ -113,7 +113,8 @@ def test_a_model_that_sees_several_pictures_gets_them_in_order_and_sizes_as_it_l
 
 def test_texts_become_what_they_stand_for() -> None:
     worker = worker_of(BOTH)
-    fields: dict[str, Any] = {"strength": "0.5", "num_inference_steps": "3", "clip_skip": "true"}
+    fields: dict[str, Any] = {"strength": "5e-1", "num_inference_steps": "3", "clip_skip": "true"}
+    fields |= {"guidance_scale": "-1.5E+0", "seed": "007"}
     fields |= {"lora": json.dumps([{"id": "outlined", "scale": 0.5}]), "priority": "2"}
     fields |= {"timeout_s": "9.5", "sigmas[]": ["1", "0.5"], "output_compression": "50"}
 
@@ -124,8 +125,10 @@ def test_texts_become_what_they_stand_for() -> None:
     [job] = worker.jobs
     assert job.arguments.items() >= {
         "strength": 0.5, "num_inference_steps": 3, "clip_skip": True, "sigmas": [1, 0.5],
+        "guidance_scale": -1.5,
     }.items()  # fmt: skip
     assert (job.lora, job.priority, job.timeout_s) == ((("outlined", 0.5),), 2, 9.5)
+    assert job.seed == 7
 
 
 def test_a_picture_is_changed_as_each_of_several_prompts_says() -> None:

@@ -126,7 +126,8 @@ def read_tensors(file: Path) -> AdapterTensors:
         with safe_open(file, "pt") as opened:
             names = list(opened.keys())
             if not any(re.search("lora|lokr|hada_|oft_|ia3_|vera_", name) for name in names):
-                raise LoraRejected(f"{file.name} holds no LoRA weights")  # perhaps a whole model
+                rule = "models and ControlNets are components, IP-adapters need code (--pipeline)"
+                raise LoraRejected(f"{file.name} holds no LoRA weights: {rule}")
             tensors = {name: opened.get_tensor(name) for name in names}
             header = dict(opened.metadata() or {})
     except (SafetensorError, OSError) as error:

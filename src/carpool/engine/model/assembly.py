@@ -36,7 +36,6 @@ from carpool.settings.preparation import (
     is_denoiser,
     replacements,
 )
-from carpool.settings.quantization import Quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,13 @@ def read(
     if origin.whole is not None:
         left_out |= classes.keys() & {LEFT_OUT}
     part_classes = {name: cls for name, cls in classes.items() if name not in left_out}
-    quantized = _quantized(settings, modules, part_classes, device)
-    while_read = {name: kind.config for name, kind in quantized.items() if kind.is_read}
+    kinds = {n: kind for n, kind in kinds_of(settings, modules).items() if n in part_classes}
+    quantized = {
+        name: config
+        for name, kind in kinds.items()
+        if (config := quantization_of(kind, modules[name][0], device.dtype_of(name), device.torch))
+    }
+    while_read = {n: c for n, c in quantized.items() if is_read_quantized(kinds[n], device.torch)}
     parts, marks = _from_elsewhere(origin, classes, part_classes, device, while_read)
     supplied: dict[str, Any] = dict.fromkeys(left_out) | parts
     overrides = {name: config for name, config in while_read.items() if name not in parts}
@@ -95,7 +99,7 @@ def read(
     for name in quantized.keys() - overrides.keys():
         is_from_file = name not in origin.replaced or is_weights(origin.replaced[name])
         if name not in while_read or (is_from_file and modules[name][0] != "transformers"):
-            quantize_read(getattr(pipe, name), quantized[name].kind, device.dtype_of(name))
+            quantize_read(getattr(pipe, name), kinds[name], device.dtype_of(name))
     return pipe
 
 
@@ -118,33 +122,6 @@ def _origin(model: str, settings: EngineSettings) -> _Origin:
         index = index_of(source, settings.revision)
     base = BasePipeline(source, settings.revision, pipeline_class(index))
     return _Origin(source, index, whole, replaced, base)
-
-
-@dataclass(frozen=True, slots=True)
-class _Quantized:
-    """The quantization of one component."""
-
-    kind: Quantization
-    config: Any  # the library's configuration
-    is_read: bool  # quantized while read, not afterwards
-
-
-def _quantized(
-    settings: EngineSettings,
-    modules: Mapping[str, tuple[str, str]],
-    names: Collection[str],
-    device: Device,
-) -> dict[str, _Quantized]:
-    """The quantization of each quantized component."""
-    quantized = {}
-    for name, kind in kinds_of(settings, modules).items():
-        if name not in names:
-            continue
-        config = quantization_of(kind, modules[name][0], device.dtype_of(name), device.torch)
-        if config is not None:
-            is_read = is_read_quantized(kind, device.torch)
-            quantized[name] = _Quantized(kind, config, is_read)
-    return quantized
 
 
 def _from_elsewhere(

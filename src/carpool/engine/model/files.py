@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -42,6 +43,12 @@ AUTOENCODERS = (
     "AutoencoderKL", "AutoencoderTiny", "AsymmetricAutoencoderKL", "ConsistencyDecoderVAE"
 )  # fmt: skip
 """Classes with compatible latents: each may replace another."""
+
+MEMBERS = {
+    diffusers.MultiControlNetModel: diffusers.ControlNetModel,
+    diffusers.MultiAdapter: diffusers.T2IAdapter,
+}
+"""Classes whose members have folders of their own: `controlnet`, `controlnet_1`, ..."""
 
 LIBRARIES_RAISE = (
     OSError, ValueError, TypeError, LookupError, RuntimeError, ImportError, AttributeError,
@@ -95,6 +102,8 @@ def read_component(
         LoadFailed: it does not exist, does not fit, or is of another class.
     """
     with reading(f"component {name}={where}"):
+        if cls in MEMBERS:
+            raise ValueError(f"{name} is several models: replace their folders in {base.source}")
         if not is_weights(where):
             return _from_folder(name, where, cls, base, dtype, quantization), {}
         files = [local_file(shard) for shard in shards_of(where)]
@@ -105,6 +114,7 @@ def read_component(
             logger.warning("%s has connectors, too: --component connectors=%s takes them",
                            where, where)  # fmt: skip
         module = component_of(checkpoint, name, cls, base, dtype, quantization)
+        refuse_size(module, name, cls, base)  # a file may have a configuration beside it
         return module, checkpoint.marks
 
 
@@ -122,6 +132,11 @@ def read_own(
     folder = Path(source) / name
     if not (folder / "config.json").is_file():
         return None
+    if (member := MEMBERS.get(cls)) is not None:
+        names = (f"{name}_{number}" if number else name for number in count())
+        members = (read_own(n, member, source, variant, dtype, quantization) for n in names)
+        module: nn.Module = cls(list(takewhile(lambda read: read is not None, members)))
+        return module
     if not any(folder.glob("*.safetensors")):
         raise LoadFailed(
             f"{source} has no weights of {name} as .safetensors: say --component {name}=FILE"

@@ -36,7 +36,10 @@ TEXT_PARTS = (
 )
 """Prefixes of the first, second and third text encoder in files of whole models."""
 EMBEDDINGS = ("token_embedding.weight", "embed_tokens.weight", "shared.weight")
-WIDTHS = ("latent_channels", "hidden_size", "projection_dim")
+WIDTHS = (
+    "latent_channels", "hidden_size", "projection_dim", "joint_attention_dim", "text_dim",
+    "text_embed_dim", "text_in_dim", "cap_feat_dim", "caption_channels", "cross_attention_dim",
+)  # fmt: skip
 """Configuration entries that must match the other components."""
 LIBRARY_NAMES = ("diffusion_pytorch_model", "model")
 """Prefixes of the libraries' weight files in folders with a configuration."""
@@ -235,7 +238,8 @@ def refuse_size(module: Any, name: str, cls: Any, base: BasePipeline, *extra_ent
         config = cls.config_class.from_pretrained(base.source, subfolder=name)
     else:
         config = SimpleNamespace(**cls.load_config(base.source, subfolder=name))
-    for entry in (*WIDTHS, *extra_entries):
+    is_inner = getattr(config, "caption_channels", None) is not None  # of texts projected to it
+    for entry in (*WIDTHS[: -1 if is_inner else None], *extra_entries):
         actual, rule = getattr(module.config, entry, None), getattr(config, entry, None)
         if actual != rule and None not in (actual, rule):
             raise ValueError(f"its {entry} is {actual}, and {rule} in this model's {name}")

@@ -8,7 +8,7 @@ is not a prompt. Pictures stay as they were sent: nothing is decoded or fetched 
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -60,7 +60,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {  # raise ValueError or KeyError
     "int": lambda text: number(text, _INT),
     "float": number,
     "bool": lambda text: {"true": True, "false": False}[text.lower()],
-    "numbers": in_text,
+    **dict.fromkeys(("numbers", "list", "dict"), in_text),
 }
 _KINDS = {
     **dict.fromkeys(("n", "seed", "priority", "output_compression", "partial_images"), "int"),
@@ -291,25 +291,23 @@ def url_of(value: Any, name: str) -> ImageData:
 
 def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
     """Convert texts to the types of their fields; a text that does not fit stays as it is."""
-    kinds: dict[str, str] = {p.name: p.kind for task in card.tasks for p in task.parameters}
-    kinds |= _KINDS
+    kinds = {p.name: (p.kind, *p.also) for task in card.tasks for p in task.parameters}
+    kinds |= {name: (kind,) for name, kind in _KINDS.items()}
     values: dict[str, Any] = {}
     forms: dict[str, str] = {}  # key: name; value: its brackets as written
     for key, text in texts:
         value: Any = text
         inner = _INNER.fullmatch(key)
         name = inner[1] if inner else key.removesuffix("[]")
-        is_text = TEXTS.fullmatch(name) is not None or kinds.get(name) == "str"
+        is_text = TEXTS.fullmatch(name) is not None or "str" in kinds.get(name, ())[:1]
         if text == NULL and not is_text and not key.endswith("[]"):
             continue
-        try:
-            # each entry of a list is a field; in objects, number-like texts are numbers
-            if not inner and not key.endswith("[]"):
-                value = _PARSERS[kinds[name]](text)
-            elif not TEXTS.fullmatch(name):  # a prompt "7" stays text
-                value = in_text(text)
-        except (KeyError, ValueError):
-            value = text
+        # each entry of a list is a field; a prompt "7" stays text
+        is_entry = bool(inner) or key.endswith("[]")
+        for kind in () if is_text else ("list",) if is_entry else kinds.get(name, ()):
+            with suppress(KeyError, ValueError):
+                value = _PARSERS[kind](text)
+                break
         form = "object" if inner else "list" if key.endswith("[]") else "single"
         if forms.setdefault(name, form) != form or (form == "single" and name in values):
             raise errors.InvalidValue(f"{name[:60]} is given twice: send it once", param=name[:60])

@@ -21,13 +21,13 @@ _RESTING: dict[str, tuple[Any, ...]] = {  # neutral values of fields
     "subseed_strength": (0,), "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0),
     "script_name": ("", "None"), "refiner_checkpoint": ("", "None"), "infotext": ("",),
     "initial_noise_multiplier": (1,), "token_merging_ratio": (0,), "extra_generation_params": ({},),
-    "s_churn": (0,), "s_tmin": (0,), "s_tmax": (0,), "s_noise": (1,),
+    "s_churn": (0,), "s_tmin": (0,), "s_tmax": (0,), "s_noise": (1,), "s_min_uncond": (0,),
     "ddim_discretize": ("uniform",), "sampler_name": ("",), "sampler_index": ("", "Euler"),
     "scheduler": ("",),
 }  # fmt: skip
 _UNREAD = """url auth subseed save_images send_images do_not_save_samples do_not_save_grid user
 override_settings_restore_afterwards include_init_images disable_extra_networks force_task_id
-refiner_switch_at s_min_uncond comments firstphase_width firstphase_height script_args
+refiner_switch_at comments firstphase_width firstphase_height script_args
 seed_enable_extras token_merging_ratio_hr do_not_reload_embeddings image_cfg_scale eta clip_skip"""
 UNREAD = frozenset(_UNREAD.split())
 """Fields that alone change no picture (files, answers, other fields), and fields that are read
