@@ -448,7 +448,7 @@ def test_a_parameter_takes_all_kinds_of_its_annotation_over_http_too() -> None:
     assert check(extra, Request("a", extra=given), from_json=True).arguments["extra"] == given
     with pytest.raises(errors.InvalidValue, match="must be a finite number"):
         check(scale, Request("a", scale=[float("nan")]), from_json=True)
-    with pytest.raises(errors.InvalidValue, match="extra=.*: must be an object"):
+    with pytest.raises(errors.InvalidValue, match=r"extra=.*: must be an object"):
         check(extra, Request("a", extra=[1]), from_json=True)
 
 

@@ -20,11 +20,11 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_489),
+    "engine": (13_800, 25_486),
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 3_911),
     "worker": (2_500, 2_971),
-    "server": (5_000, 6_585),
+    "server": (5_000, 6_583),
     "compat": (1_300, 2_129),
     "jobs, media": (3_000, 3_887),
     "python, cli, settings": (4_800, 4_800),
