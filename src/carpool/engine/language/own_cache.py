@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import cache_utils
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from carpool.engine.language.rows import PADDED, LayerRows
+
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 _EMPTY = getattr(cache_utils, "DummyLayer", None)  # older releases of transformers 5 lack it
 
@@ -60,7 +62,10 @@ class OwnCache:
         cache = copy.copy(self.cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         copied = copy.copy(self)
-        copied.cache = cache
+        copied.cache, copied._before = cache, [dict(before) for before in self._before]
+        for before in copied._before:
+            if isinstance(keys := before.get("keys"), Tensor):
+                before["keys"] = keys[:]  # not in the rows of the original, see `rows`
         return copied
 
     def whole(self, answer: Any) -> Any:
@@ -133,20 +138,48 @@ class PackedCache(Cache):  # type: ignore[misc]
     """The caches of several texts for one forward of tokens of each.
 
     It has no layers: code that reads them would read those of one text. `update` returns each
-    text's own keys and values, as lists.
+    text's own keys and values as lists, or those of all texts side by side as tensors.
+
+    Args:
+        pads: tokens of texts of similar lengths attend side by side.
     """
 
     is_compileable = False
 
-    def __init__(self, texts: list[OwnCache], implementation: str) -> None:
+    def __init__(self, texts: list[OwnCache], implementation: str, *, pads: bool = False) -> None:
         self.caches, self.implementation = [text.rewound() for text in texts], implementation
         self.masks, self.tokens = [text.mask for text in texts], [text.tokens for text in texts]
         self.layer = 0  # layer of the last mask request
+        self._lengths = lengths = [cache.get_seq_length() for cache in self.caches]
+        self._pads = pads and max(self.tokens) == 1 and self.masks == [None] * len(texts)
+        self._pads = self._pads and len(lengths) * max(lengths) <= PADDED * sum(lengths)
+        if self._pads:
+            device = layers_of(self.caches[0])[0].keys.device
+            self._ends = torch.tensor(lengths).to(device, non_blocking=True)
 
     def split(self, states: Tensor) -> list[Tensor]:
         """Each text's part of queries, keys or values, (rows, heads, 1, width), as alone."""
         parts = states.split_with_sizes(self.tokens)
         return [part.transpose(0, 2) if len(part) > 1 else part for part in parts]
+
+    def side_by_side(self, layer_idx: int) -> list[Any] | None:
+        """A layer of each text, if their tokens attend in one call."""
+        if not self._pads or type(self.caches[0].layers[layer_idx]) is not DynamicLayer:
+            return None
+        layers = [cache.layers[layer_idx] for cache in self.caches]
+        return layers if [layer.keys.shape[2] for layer in layers] == self._lengths else None
+
+    def visible(self) -> Tensor | None:
+        """The tokens of padded rows that are a text's own: (texts, tokens); None: all."""
+        if len(set(self._lengths)) == 1:
+            return None
+        places = torch.arange(max(self._lengths) + 1, device=self._ends.device)
+        return places <= self._ends[:, None]
+
+    def own(self, rows: Tensor) -> list[Tensor]:
+        """Each text's own keys or values of padded rows."""
+        texts = zip(rows, self._lengths, strict=True)
+        return [row[None, :, : length + 1] for row, length in texts]
 
     is_sliding = property(lambda self: self.caches[0].is_sliding)
     is_linear = property(lambda self: self.caches[0].is_linear)
@@ -155,6 +188,8 @@ class PackedCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> Any:
+        if layers := self.side_by_side(layer_idx):
+            return LayerRows.of(layers).add(layers, self._ends, key_states, value_states)
         with torch._C.DisableTorchFunction():  # exact numerics must not intercept this
             texts = zip(self.caches, self.split(key_states), self.split(value_states), strict=True)
             pairs = [cache.update(k, v, layer_idx, *args, **kwargs) for cache, k, v in texts]

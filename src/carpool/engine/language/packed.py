@@ -68,7 +68,8 @@ class Decoder:
             answer = self._original(past_key_values=cache, attention_mask=mask, **arguments)
             fields = {name: field for name, field in answer.items() if name != "past_key_values"}
             return type(answer)(**fields)
-        packed = PackedCache(parts, self._config._attn_implementation)
+        pads = not (self._latent or torch._C._len_torch_function_stack())  # that: exact numerics
+        packed = PackedCache(parts, self._config._attn_implementation, pads=pads)
         masks = packed.masks
         if isinstance(masks[0], Mapping):
             arguments["attention_mask"] = {n: [mask[n] for mask in masks] for n in masks[0]}
@@ -134,8 +135,12 @@ def _attention(
     interface = names.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
     eager, packed = names.get("eager_attention_forward"), _running.get()
     alone = interface.get_interface(packed.implementation, eager)
-    masks = attention_mask if isinstance(attention_mask, list) else [attention_mask] * len(key)
     kwargs.pop("position_ids", None)  # meant for packed sequences, not for single tokens
+    if isinstance(key, Tensor) and attention_mask is None and packed.visible() is not None:
+        key, value = packed.own(key), packed.own(value)  # the model itself makes no mask
+    if isinstance(key, Tensor):
+        return by_row(alone(module, query, key, value, attention_mask, **kwargs)[0]), None
+    masks = attention_mask if isinstance(attention_mask, list) else [attention_mask] * len(key)
     with torch._C.DisableTorchFunction():  # each row already runs as alone
         texts = zip(packed.split(query), key, value, masks, strict=True)
         answer = torch.cat([by_row(alone(module, *text, **kwargs)[0]) for text in texts])
@@ -146,10 +151,15 @@ def _attention(
 
 
 def _mask(**kwargs: Any) -> Any:
-    """The masks of all texts, as alone; None if no text needs one."""
+    """The masks of all texts, as alone, or of padded rows; None if no text needs one."""
     packed = _running.get()
-    alone = ALL_MASK_ATTENTION_FUNCTIONS[packed.implementation]
-    masks = []
+    alone, masks = ALL_MASK_ATTENTION_FUNCTIONS[packed.implementation], []
+    if packed.side_by_side(packed.layer):
+        if (visible := packed.visible()) is None:
+            return None
+        texts, length = visible.shape
+        rows = {"batch_size": texts, "q_length": 1, "kv_length": length, "kv_offset": 0}
+        return alone(**{**kwargs, **rows, "q_offset": length - 1, "attention_mask": visible})
     for cache, mask, tokens in zip(packed.caches, packed.masks, packed.tokens, strict=True):
         length, offset = cache.get_mask_sizes(tokens, packed.layer)
         single = {
