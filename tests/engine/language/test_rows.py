@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
 from carpool.engine.language import rows
 from carpool.engine.language.own_cache import OwnCache, PackedCache
@@ -23,17 +23,19 @@ turns = st.lists(st.tuples(companies, st.integers(1, 3), st.booleans()), max_siz
 lengths = st.lists(st.integers(1, 9), min_size=TEXTS, max_size=TEXTS)
 
 
-@given(lengths, turns, st.sampled_from([1, rows.ROOM]))
+@given(lengths, turns, st.sampled_from([1, rows.ROOM]), st.sampled_from([0, 9, 99]))
 def test_a_text_keeps_its_keys_and_values_in_any_company(
-    lengths: list[int], turns: list[Any], room: int
+    lengths: list[int], turns: list[Any], room: int, window: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(rows, "ROOM", room)
-        keep(lengths, turns)
+        keep(lengths, turns, window)
 
 
-def keep(lengths: list[int], turns: list[Any]) -> None:
+def keep(lengths: list[int], turns: list[Any], window: int) -> None:
     caches = [DynamicCache() for _ in lengths]
+    for cache in caches if window else ():
+        cache.layers = [DynamicSlidingWindowLayer(window)]
     for cache, length in zip(caches, lengths, strict=True):
         cache.update(*torch.randn(2, 1, 2, length, 3), 0)
     expected = [cache.layers[0].keys for cache in caches]
@@ -48,7 +50,8 @@ def keep(lengths: list[int], turns: list[Any]) -> None:
             expected[text] = torch.cat([expected[text], row[None]], dim=2)
 
     for cache, keys in zip(caches, expected, strict=True):
-        assert torch.equal(cache.layers[0].keys, keys)
+        assert cache.get_seq_length() == keys.shape[2]
+        assert torch.equal(cache.layers[0].keys, keys[:, :, -window + 1 if window else 0 :])
 
 
 def written(texts: list[OwnCache]) -> Tensor:
@@ -57,7 +60,8 @@ def written(texts: list[OwnCache]) -> Tensor:
     keys, _ = together.update(added, added, 0)
     owns = together.own(keys) if isinstance(keys, Tensor) else keys
     for text, own in zip(texts, owns, strict=True):
-        assert torch.equal(own, text.cache.layers[0].keys)
+        kept = text.cache.layers[0].keys
+        assert torch.equal(own[:, :, -kept.shape[2] :], kept)
     return added
 
 

@@ -151,8 +151,8 @@ class PackedCache(Cache):  # type: ignore[misc]
         self.masks, self.tokens = [text.mask for text in texts], [text.tokens for text in texts]
         self.layer = 0  # layer of the last mask request
         self._lengths = lengths = [cache.get_seq_length() for cache in self.caches]
-        self._pads = pads and max(self.tokens) == 1 and self.masks == [None] * len(texts)
-        self._pads = self._pads and len(lengths) * max(lengths) <= PADDED * sum(lengths)
+        is_token = max(self.tokens) == 1 and min(lengths) > 0 and self.masks == [None] * len(texts)
+        self._pads = pads and is_token and len(lengths) * max(lengths) <= PADDED * sum(lengths)
         if self._pads:
             device = layers_of(self.caches[0])[0].keys.device
             self._ends = torch.tensor(lengths).to(device, non_blocking=True)
@@ -164,9 +164,10 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     def side_by_side(self, layer_idx: int) -> list[Any] | None:
         """A layer of each text, if their tokens attend in one call."""
-        if not self._pads or type(self.caches[0].layers[layer_idx]) is not DynamicLayer:
-            return None
         layers = [cache.layers[layer_idx] for cache in self.caches]
+        window = getattr(layers[0], "sliding_window", None)
+        if not self._pads or (window and max(self._lengths) + 1 >= window):
+            return None
         return layers if [layer.keys.shape[2] for layer in layers] == self._lengths else None
 
     def visible(self) -> Tensor | None:

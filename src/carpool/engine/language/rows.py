@@ -53,6 +53,8 @@ class LayerRows:
             layer.keys = own_keys.narrow(2, 0, length)
             layer.values = own_values.narrow(2, 0, length)
             layer.keys._row = self, place
+            if layer.is_sliding:
+                layer.cumulative_length = length
             longest = max(longest, length)
         return self.keys.narrow(2, 0, longest), self.values.narrow(2, 0, longest)
 
