@@ -1,18 +1,18 @@
 """`enhance_prompt` over HTTP: the rewritten prompt is in the answer, the file and the job."""
 
-import asyncio
 import base64
 import io
 import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from carpool.request.enhancement import REWRITER
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import CARD, Grey, open_app
+from support.app import CARD, AppClient, Grey, open_app
 
 
 class Writing(Grey):
@@ -33,20 +33,27 @@ class Writing(Grey):
         return done
 
 
-async def test_a_picture_and_its_file_have_the_rewritten_prompt() -> None:
+async def drawn(opened: AppClient, **extra: Any) -> tuple[Any, dict[str, Any]]:
+    """A picture, and the metadata in its file."""
+    answer = await opened.openai.images.generate(prompt="a cat", extra_body=extra)
+    [picture] = answer.data or []
+    file: Any = Image.open(io.BytesIO(base64.b64decode(picture.b64_json or "")))
+    return picture, json.loads(file.text["carpool"])
+
+
+async def test_a_picture_and_its_file_have_the_rewritten_prompt_and_so_has_a_chat() -> None:
     async with open_app(Writing(), metadata_prompt=True) as opened:
-        extra = {"enhance_prompt": True}
-        answer = await opened.openai.images.generate(prompt="a cat", extra_body=extra)
-        [picture] = answer.data or []
+        picture, told = await drawn(opened, enhance_prompt=True)
         assert picture.revised_prompt == "a cat, framed"
-        file = Image.open(io.BytesIO(base64.b64decode(picture.b64_json or "")))
-        told = json.loads(file.text["carpool"])  # type: ignore[attr-defined]
         assert (told["prompt"], told["revised_prompt"]) == ("a cat", "a cat, framed")
         assert told["enhance_prompt"] is True
+        assert (await drawn(opened))[0].revised_prompt is None
 
-        answer = await opened.openai.images.generate(prompt="a cat")
-        [picture] = answer.data or []
-        assert picture.revised_prompt is None
+        body = {"messages": [{"role": "user", "content": "a cat"}], "enhance_prompt": True}
+        for stream in (False, True):
+            asked = body | {"stream": stream}
+            answer = await opened.http.post("/v1/chat/completions", json=asked)
+            assert '"revised_prompt":"a cat, framed"' in answer.text.replace(": ", ":")
 
 
 async def test_a_stream_and_a_job_have_it_too() -> None:
@@ -68,25 +75,19 @@ async def test_a_stream_and_a_job_have_it_too() -> None:
         assert told["revised_prompt"] == "a cat, framed"
 
 
-def test_a_model_lists_it_where_it_can() -> None:
-    async def scene(worker: Grey, *, can: bool) -> None:
-        async with open_app(worker) as opened:
-            [model] = (await opened.http.get("/v1/models")).json()["data"]
-            assert ("enhance_prompt" in str(model)) == can
-            body = {"prompt": "a", "enhance_prompt": True}
-            answer = await opened.http.post("/v1/images/generations", json=body)
-            assert answer.status_code == (200 if can else 400)
-            if not can:
-                assert "--rewriter" in answer.json()["error"]["message"]
-
-    asyncio.run(scene(Writing(), can=True))
-    asyncio.run(scene(Grey(), can=False))
+@pytest.mark.parametrize(("worker", "can"), [(Writing, True), (Grey, False)])
+async def test_a_model_lists_it_where_it_can(worker: type[Grey], *, can: bool) -> None:
+    async with open_app(worker()) as opened:
+        [model] = (await opened.http.get("/v1/models")).json()["data"]
+        assert ("enhance_prompt" in str(model)) == can
+        body = {"prompt": "a", "enhance_prompt": True}
+        answer = await opened.http.post("/v1/images/generations", json=body)
+        assert answer.status_code == (200 if can else 400)
+        if not can:
+            assert "--rewriter" in answer.json()["error"]["message"]
 
 
 async def test_a_file_that_may_not_name_prompts_has_neither() -> None:
     async with open_app(Writing(), metadata_prompt=False) as opened:
-        extra = {"enhance_prompt": True}
-        answer = await opened.openai.images.generate(prompt="a cat", extra_body=extra)
-        [picture] = answer.data or []
-        file = Image.open(io.BytesIO(base64.b64decode(picture.b64_json or "")))
-        assert "cat" not in file.text["carpool"]  # type: ignore[attr-defined]
+        _, told = await drawn(opened, enhance_prompt=True)
+        assert "cat" not in str(told)

@@ -182,3 +182,15 @@ def alone(name: str, number: int, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     with torch.no_grad():
         return author(name)(str(number), generator=torch.Generator().manual_seed(seed))
+
+
+def assert_as_alone(heard: list[Any], judge: Author, *, gap: float = 1e-4) -> None:
+    """Texts 0, 1, ..., with these seeds, are those of plain code, as are pictures or logits."""
+    for number, recorder in enumerate(heard):
+        torch.manual_seed(number)
+        with torch.no_grad():
+            expected = judge(str(number), generator=torch.Generator().manual_seed(number))
+        assert recorder.error is None
+        assert recorder.outcome.warnings == ()
+        assert recorder.outcome.fields["text"].tolist() == expected["text"].tolist()
+        torch.testing.assert_close(recorder.image, expected["images"], atol=gap, rtol=gap)

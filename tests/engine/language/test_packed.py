@@ -12,7 +12,7 @@ from carpool.engine.language import parts
 from carpool.engine.language.parts import BLOCK
 from carpool.errors import OutOfMemory
 from support.engine_driver import Drive, Recorder, driving
-from support.language import Author, Text, author, texts
+from support.language import Author, Text, assert_as_alone, author, texts
 
 TWO = {
     "input_ids": torch.tensor([[0, 0, 7, 9, 11], [4, 5, 6, 7, 8]]),
@@ -41,15 +41,6 @@ def submit_all(drive: Drive, pipe: Author) -> list[Recorder]:
     heard = [drive.submit(str(number), seed=number) for number in range(len(pipe.texts))]
     drive.finish()
     return heard
-
-
-def assert_as_alone(heard: list[Recorder], judge: Author) -> None:
-    for number, recorder in enumerate(heard):
-        torch.manual_seed(number)
-        with torch.no_grad():
-            expected = judge(str(number), generator=torch.Generator().manual_seed(number))
-        assert recorder.error is None
-        assert recorder.outcome.fields["text"].tolist() == expected["text"].tolist()
 
 
 @pytest.mark.parametrize("numerics", ["fast", "exact"])

@@ -13,7 +13,7 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.views import CallKind
 from carpool.types import Request
 from support.engine_driver import Drive, Recorder, VirtualClock, driving
-from support.language import MODELS, Author, Exactly, author
+from support.language import MODELS, Author, Exactly, assert_as_alone, author
 
 READ_AT_ONCE = {"glm", "t5"}  # places of pictures; a cache of another kind
 UNKEPT = {*READ_AT_ONCE, "qwen3.5", "gemma3", "gemma4"}  # linear attention; windows
@@ -40,17 +40,6 @@ def submit(drive: Drive, *numbers: int) -> list[Recorder]:
     return [drive.submit(str(number), seed=number) for number in numbers]
 
 
-def assert_as_alone(name: str, heard: list[Recorder], *, is_exact: bool = False) -> None:
-    judge = reading(name)
-    for number, recorder in enumerate(heard):
-        torch.manual_seed(number)
-        expected, fields = judge(str(number)), recorder.outcome.fields
-        assert fields["text"].tolist() == expected["text"].tolist()
-        assert recorder.outcome.warnings == ()
-        torch.testing.assert_close(recorder.image, expected["images"], atol=1e-4, rtol=1e-4)
-        assert torch.equal(recorder.image, expected["images"]) or not is_exact
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_what_prompts_have_in_common_is_read_once_and_the_rest_in_parts(name: str) -> None:
     with driving(reading(name), conditioning_cache=64.0) as drive:
@@ -65,7 +54,7 @@ def test_what_prompts_have_in_common_is_read_once_and_the_rest_in_parts(name: st
         assert (saved(drive) > 0) == (name not in UNKEPT)
         assert bool(drive.widths("text_encoder", "prefill")) == (name not in READ_AT_ONCE)
     assert given_up.error is not None
-    assert_as_alone(name, heard)
+    assert_as_alone(heard, reading(name))
 
 
 @pytest.mark.parametrize("numerics", ["fast", "exact"])
@@ -78,7 +67,7 @@ def test_without_company_or_in_exact_numerics_a_prompt_is_read_whole(numerics: s
         drive.finish()
         assert saved(drive) == 0
         assert not drive.widths("text_encoder", "prefill") or numerics == "fast"
-    assert_as_alone("llama", heard, is_exact=numerics == "exact")
+    assert_as_alone(heard, reading("llama"), gap=0.0 if numerics == "exact" else 1e-4)
 
 
 @pytest.mark.parametrize(("sharing", "blocks"), [("per-key", 3), ("shared", 6)])

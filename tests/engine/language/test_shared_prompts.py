@@ -10,7 +10,7 @@ from transformers import LogitsProcessor
 from carpool.engine.language.parts import BLOCK
 from carpool.errors import Cancelled, PipelineFailed
 from support.engine_driver import Drive, Recorder, driving
-from support.language import MODELS, Author, Exactly, author
+from support.language import MODELS, Author, Exactly, assert_as_alone, author
 
 PACKED = [name for name in MODELS if name not in {"glm", "qwen3.5", "t5"}]
 PACKED += ["deepseek3"]
@@ -42,18 +42,6 @@ def submit(drive: Drive, numbers: Any) -> list[Recorder]:
     return [drive.submit(str(number), seed=number) for number in numbers]
 
 
-def assert_as_alone(name: str, heard: list[Recorder], cls: type[Author] = Author) -> None:
-    judge = made(name, cls)
-    for number, recorder in enumerate(heard):
-        torch.manual_seed(number)
-        with torch.no_grad():
-            expected = judge(str(number), generator=torch.Generator().manual_seed(number))
-        assert recorder.error is None
-        assert recorder.outcome.fields["text"].tolist() == expected["text"].tolist()
-        assert recorder.outcome.warnings == ()
-        torch.testing.assert_close(recorder.image, expected["images"], atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize("name", PACKED)
 def test_prompts_of_all_lengths_share_a_forward(name: str) -> None:
     with driving(made(name, Exactly), max_batch_size=32) as drive:
@@ -61,7 +49,7 @@ def test_prompts_of_all_lengths_share_a_forward(name: str) -> None:
         drive.finish()
 
     assert drive.widths("text_encoder", "generate") == [len(LENGTHS)] * 5
-    assert_as_alone(name, heard, Exactly)
+    assert_as_alone(heard, made(name, Exactly))
 
 
 def test_a_prompt_that_fails_or_is_cancelled_halfway_takes_no_other_with_it() -> None:
@@ -77,7 +65,7 @@ def test_a_prompt_that_fails_or_is_cancelled_halfway_takes_no_other_with_it() ->
     assert isinstance(given_up.error, Cancelled)
     assert isinstance(failing.error, PipelineFailed)
     assert drive.widest("text_encoder", "prefill") >= 4
-    assert_as_alone("llama", heard)
+    assert_as_alone(heard, made("llama"))
 
 
 def test_a_forward_of_prompts_holds_as_many_tokens_as_fit() -> None:
@@ -85,7 +73,7 @@ def test_a_forward_of_prompts_holds_as_many_tokens_as_fit() -> None:
         heard = submit(drive, range(len(LENGTHS)))
         drive.finish()
 
-    assert_as_alone("llama", heard)
+    assert_as_alone(heard, made("llama"))
     rows = [forward.row_counts for forward in drive.forwards if forward.method == "generate"]
     assert max(map(sum, rows)) <= 8 * BLOCK
     assert (1, 15, 16, 17) in rows
@@ -107,8 +95,4 @@ def test_a_beginning_that_prompts_of_a_forward_share_is_computed_once() -> None:
 
     assert saved == 3 * 6 * BLOCK
     assert drive.widths("text_encoder", "generate")[:3] == [1, 1, 4]
-    for number, recorder in enumerate(heard):
-        torch.manual_seed(number)
-        with torch.no_grad():
-            text = judge(str(number), generator=torch.Generator().manual_seed(number))["text"]
-        assert recorder.outcome.fields["text"].tolist() == text.tolist()
+    assert_as_alone(heard, judge)

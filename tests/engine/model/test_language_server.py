@@ -91,7 +91,8 @@ def drawn(url: str, *prompts: str, plain: str = "", **settings: Any) -> list[Rec
 def framed(_: int, path: str, body: Any) -> Answer:
     assert path == "/v1/chat/completions"
     assert body["model"] == "first"
-    return 200, chunks("<think>hm</think>", body["messages"][-1]["content"], ", framed")
+    prompt = body["messages"][-1]["content"]
+    return 200, chunks("<think>hm</think>", prompt, ", framed \ud83d", "\ude42")
 
 
 @pytest.mark.parametrize("isolation", ["auto", "private"])
@@ -100,7 +101,7 @@ def test_pictures_are_those_of_the_prompts_that_the_server_writes(isolation: str
         *heard, plain = drawn(server.url, "a cat", "a dog", plain="a cat", isolation=isolation)
 
     for seed, (text, recorder) in enumerate(zip(("a cat", "a dog"), heard, strict=True)):
-        prompt = f"{text}, framed"
+        prompt = f"{text}, framed 🙂"
         assert recorder.outcome.settings["revised_prompt"] == prompt
         assert gap(recorder.image, solo("flux", prompt, seed=seed)) < CLOSE
         told = [event.text for event in recorder.events if event.kind == "prompt"]
@@ -125,7 +126,7 @@ def silent(*_: Any) -> Answer:
 
 @pytest.mark.parametrize(
     ("answer", "prompt"),
-    [(passing, "a cat, framed"), (broken_off, "a cat, framed"), (silent, "a cat")],
+    [(passing, "a cat, framed 🙂"), (broken_off, "a cat, framed 🙂"), (silent, "a cat")],
 )
 def test_what_passes_is_tried_again_and_no_words_leave_the_prompt(answer: Any, prompt: str) -> None:
     with serving(answer) as server:
@@ -143,7 +144,9 @@ def test_what_passes_is_tried_again_and_no_words_leave_the_prompt(answer: Any, p
         ((200, "data: {broken\n\n"), 1, "not as expected"),
         ((200, 'data: {"error": {"message": "too long"}}\n\n'), 1, "too long"),
         ((200, ""), 3, "broke off"),
+        ((200, '{"choices": [{"message": {}}]}'), 1, "no stream of chunks: .*message"),
         ((200, "data: []\n\n"), 1, "not as expected"),
+        ((200, chunks("a \ud83d cat")), 1, "not as expected"),
         ((200, 'data: {"choices": [{"delta": {"content": 5}}]}\n\n'), 1, "not as expected"),
         ((200, chunks("ha" * 20_000)), 1, "more than 32000 characters"),
     ],

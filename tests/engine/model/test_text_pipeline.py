@@ -32,8 +32,15 @@ def plain(folder: Path, prompt: str, seed: int | None, **options: Any) -> str:
     inputs = tokenizer(prompt, return_tensors="pt")
     torch.manual_seed(seed or 0)
     with torch.no_grad():
-        ids = model.generate(**inputs, pad_token_id=0, **options)
+        record = {"return_dict_in_generate": True, "tokenizer": tokenizer}  # for stop texts
+        ids = model.generate(**inputs, pad_token_id=0, **record, **options).sequences
     return str(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def assert_as_plain(folder: Path, prompts: list[str], outputs: Any, **options: Any) -> None:
+    pairs = zip(prompts, outputs, strict=True)
+    texts = [plain(folder, prompt, output.seed, **options) for prompt, output in pairs]
+    assert [output.text for output in outputs] == texts
 
 
 def test_prompts_are_continued_as_by_generate(engine: carpool.Engine, folder: Path) -> None:
@@ -42,56 +49,41 @@ def test_prompts_are_continued_as_by_generate(engine: carpool.Engine, folder: Pa
 
     outputs = engine.generate(prompts, seed=3, **options)
 
-    assert [output.text for output in outputs] == [
-        plain(folder, prompt, output.seed, do_sample=True, **options)
-        for prompt, output in zip(prompts, outputs, strict=True)
-    ]  # fmt: skip
+    assert_as_plain(folder, prompts, outputs, do_sample=True, **options)
 
 
-def saved(
-    folder: Path, cls: type[transformers.PreTrainedModel], config: type, **sizes: Any
-) -> Path:
-    tokenizer = qwen2_tokenizer()
+def saved(folder: Path, name: str, **sizes: Any) -> Path:
+    tokenizer, cls = qwen2_tokenizer(), getattr(transformers, name)
     tokenizer.save_pretrained(folder)
     words = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": None}
-    cls(config(**words, **sizes)).save_pretrained(folder)
+    cls(cls.config_class(**words, **sizes)).save_pretrained(folder)
     return folder
 
 
 @pytest.mark.parametrize(
-    ("cls", "config", "sizes"),
+    ("name", "sizes"),
     [
-        (
-            transformers.GPT2LMHeadModel,
-            transformers.GPT2Config,
-            {"n_embd": 32, "n_layer": 2, "n_head": 4},
-        ),
+        ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4}),
         # its first forward scales its weights in place
-        (
-            transformers.RwkvForCausalLM,
-            transformers.RwkvConfig,
-            {"hidden_size": 32, "num_hidden_layers": 7},
-        ),
+        ("RwkvForCausalLM", {"hidden_size": 32, "num_hidden_layers": 7}),
+        ("XLNetLMHeadModel", {"d_model": 32, "n_layer": 2}),  # its context is -1: any length
     ],
 )
 def test_models_of_other_kinds_are_continued_too(
-    cls: type[transformers.PreTrainedModel], config: type, sizes: dict[str, int], tmp_path: Path
+    name: str, sizes: dict[str, int], tmp_path: Path
 ) -> None:
-    saved(tmp_path, cls, config, **sizes)
+    saved(tmp_path, name, **sizes)
     prompts = ["a red circle", "x"]
 
     with carpool.load(tmp_path) as engine:
         outputs = engine.generate(prompts, seed=1, max_new_tokens=6, temperature=0.9)
 
-    assert [output.text for output in outputs] == [
-        plain(tmp_path, prompt, output.seed, do_sample=True, max_new_tokens=6, temperature=0.9)
-        for prompt, output in zip(prompts, outputs, strict=True)
-    ]  # fmt: skip
+    assert_as_plain(tmp_path, prompts, outputs, do_sample=True, max_new_tokens=6, temperature=0.9)
 
 
 def test_a_model_of_encoder_and_decoder_is_refused_as_such(tmp_path: Path) -> None:
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    saved(tmp_path, transformers.T5ForConditionalGeneration, transformers.T5Config, **sizes)
+    saved(tmp_path, "T5ForConditionalGeneration", **sizes)
     with pytest.raises(LoadFailed, match="t5 of encoder and decoder"):
         carpool.load(tmp_path)
 
@@ -149,6 +141,33 @@ def test_a_conversation_that_the_template_refuses_is_the_callers_fault(tmp_path:
     assert output.text == plain(tmp_path, "a red \ncircle", 1, max_new_tokens=9)
 
 
+ODD: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 3, "do_sample": True},
+    "beams that answer twice": {"num_beams": 2, "num_return_sequences": 2},
+    "several tokens a step": {"prompt_lookup_num_tokens": 3},
+    "drafts by its first layer": {"assistant_early_exit": 1},  # its config changes meanwhile
+    "own stop texts": {"stop_strings": ["e", " "]},
+    "ends and a record": {"eos_token_id": [*range(0, 700, 9)], "return_dict_in_generate": True},
+}
+
+
+@pytest.mark.parametrize("entries", ODD.values(), ids=ODD)
+def test_a_model_s_own_ways_to_generate_are_kept(tmp_path: Path, entries: dict[str, Any]) -> None:
+    save_writer(tmp_path)
+    transformers.GenerationConfig(**{"eos_token_id": 2, **entries}).save_pretrained(tmp_path)
+    prompts, pieces = ["a red circle a red circle", "Ein grüner Stern"], ["", ""]
+
+    def note(number: int, event: carpool.Event) -> None:
+        pieces[number] += event.text or ""
+
+    with carpool.load(tmp_path) as engine:
+        outputs = engine.generate(prompts, seed=3, max_new_tokens=14, progress=note)
+        again = engine.generate(prompts[:1], seed=3, max_new_tokens=14)
+
+    assert_as_plain(tmp_path, [*prompts, prompts[0]], [*outputs, *again], max_new_tokens=14)
+    assert pieces == [output.text for output in outputs]
+
+
 def test_weights_that_are_missing_and_settings_of_pipelines_are_refused(tmp_path: Path) -> None:
     model = writer()
     weights = dict(model.state_dict())
@@ -165,9 +184,10 @@ def test_weights_that_are_missing_and_settings_of_pipelines_are_refused(tmp_path
 def write(text: str, stops: list[str]) -> tuple[list[str], str]:
     tokenizer, pieces = qwen2_tokenizer(), list[str]()
     written = WrittenText(tokenizer, stops, 100, lambda piece, *_: pieces.append(piece))
-    for number in tokenizer(text).input_ids:
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    for end in range(1, ids.shape[1] + 1):
         if not written.has_stopped:
-            written(torch.tensor([[number]]), None)
+            written(ids[:, :end], None)
     return pieces, written.end()
 
 

@@ -26,11 +26,9 @@ class PartRead(Exception):
 def called_parts(module: nn.Module) -> Iterator[nn.Module]:
     """The outermost callable parts of a module, except single torch layers."""
     for child in module.children():
-        if isinstance(child, (nn.Linear, nn.Embedding)):
-            continue
         if type(child).forward is _UNCALLED or isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield from called_parts(child)
-        else:
+        elif not isinstance(child, (nn.Linear, nn.Embedding)):
             yield child
 
 

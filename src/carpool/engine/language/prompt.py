@@ -86,13 +86,12 @@ def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading 
     if not (is_plain(cache) or _is_hybrid(module, cache)) or cache.get_seq_length():
         return None  # it cannot be continued, or continues an earlier text
     columns = [present[name] for name in _BY_TOKEN if name in present]
-    if not all(isinstance(value, Tensor) for value in (ids, *columns)) or ids.ndim != 2:
-        return None
-    if ids.shape[0] != 1 or not (tokens := ids.shape[1]):
+    are_tensors = all(isinstance(value, Tensor) for value in (ids, *columns))
+    if not are_tensors or ids.ndim != 2 or ids.shape[0] != 1 or not (tokens := ids.shape[1]):
         return None
     if any(value.shape[-1:] != (tokens,) for value in columns) or not is_open(mask):
         return None
-    if mask is not None and mask.shape != ids.shape:
+    if getattr(mask, "shape", ids.shape) != ids.shape:
         return None
     if any(present[name].any() for name in _BY_TOKEN[2:] if name in present):
         return None  # picture tokens may attend to later ones

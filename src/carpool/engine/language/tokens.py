@@ -73,18 +73,15 @@ class PackedTokens:
         if positions.ndim == 3:
             del present["position_ids"]
         names = [name for name, value in present.items() if isinstance(value, Tensor)]
-        if any(present[name].shape[:2] != (1, tokens) for name in names):
+        is_known = SPECS[leads[0]].rules.keys() >= set(names)
+        if not is_known or any(present[name].shape[:2] != (1, tokens) for name in names):
             return None
-        if not SPECS[leads[0]].rules.keys() >= set(names):
-            return None
-        is_whole = isinstance(mask, Mapping)
-        if prompt is not None:  # its mask hides nothing
-            is_flat, mask = getattr(mask, "ndim", 2) == 2, mask if is_whole else None
-        else:
-            mask = None if self._sees_all(cache, mask) else mask
-            is_flat = mask is None or is_whole or getattr(mask, "ndim", 0) == 2
-        if not is_flat:
-            return None
+        if prompt is None and self._sees_all(cache, mask):
+            mask = None
+        if not isinstance(mask, Mapping | None):
+            if getattr(mask, "ndim", 0) != 2:
+                return None
+            mask = mask if prompt is None else None  # a prompt's mask hides nothing
         if tokens > 1:
             present |= {name: by_row(present[name]) for name in names}
         axes = positions.transpose(1, 2) if positions.ndim == 3 else None

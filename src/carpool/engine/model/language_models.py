@@ -54,12 +54,11 @@ def refuse_parts(settings: EngineSettings) -> None:
     Raises:
         SettingRejected: such a setting is used; the text names it.
     """
-    for name in ("rewriter", "language_url"):
+    parts = "rewriter", "language_url", "component", "model_config", "variant", "embeddings"
+    for name in parts:
         if getattr(settings, name):
-            raise SettingRejected(f"{name}: MODEL is a language model, and draws nothing")
-    for name in ("component", "model_config", "variant", "embeddings"):
-        if getattr(settings, name):
-            raise SettingRejected(f"{name}: MODEL is a language model, which has no components")
+            rule = "MODEL is a language model, which draws nothing and has no components"
+            raise SettingRejected(f"{name}: {rule}")
 
 
 def text_tasks_of(pipe: Any) -> dict[str, tuple[Task, TextPipeline]]:
@@ -98,10 +97,9 @@ def reader_beside(components: Any, name: str, module: Any) -> Any:
     output = None if find is None else find()
     if output is None:
         return None
+    names = [f"{name}_tokenizer", "tokenizer"]
     if "text_encoder" in name:
         names = [name.replace("text_encoder", "tokenizer")]
-    else:
-        names = [f"{name}_tokenizer", "tokenizer"]
     names = [f"{name}_processor", "processor", "text_processor", *names]
     for reader in (components.get(name) for name in names):
         tokenizer = getattr(reader, "tokenizer", reader)

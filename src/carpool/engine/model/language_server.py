@@ -122,6 +122,8 @@ class LanguageServer:
         """The text of a stream of chunks."""
         text, has_ended = "", False
         for line in answer.iter_lines():
+            if line[:1] in ("{", "[", "<"):  # JSON or HTML instead
+                raise ValueError(f"no stream of chunks: {line:.200}")
             name, _, data = line.partition(":")
             if name != "data" or (has_ended := has_ended or data.strip() == "[DONE]"):
                 continue
@@ -132,10 +134,10 @@ class LanguageServer:
                 text += (choice.get("delta") or {}).get("content") or ""
             if len(text) > MAX_CHARACTERS:
                 raise ValueError(f"more than {MAX_CHARACTERS} characters")
-            tell(text)
+            tell(_joined(text, "ignore"))
         if not has_ended:
             raise httpx2.RemoteProtocolError("the answer broke off")
-        return answer_in(text)
+        return answer_in(_joined(text))
 
     def _ask(
         self, path: str, body: Mapping[str, Any] | None, read: Callable[[httpx2.Response], T]
@@ -185,6 +187,11 @@ class _Bounded(httpx2.SyncByteStream):
             if time.monotonic() > self._due_s:
                 raise httpx2.ReadTimeout("it writes too slowly")
             yield piece
+
+
+def _joined(text: str, errors: str = "strict") -> str:
+    """The text with its surrogates, of which chunks may have one each, as characters."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", errors)
 
 
 def _refusal(answer: httpx2.Response) -> str:

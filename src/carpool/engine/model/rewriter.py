@@ -122,8 +122,7 @@ def rewrite(pipe: Any, prompt: str, tell: TellPrompt) -> str:
             param=NAME,
         )
     options = {"max_new_tokens": limit, "do_sample": False}
-    options = watched(tokenizer, tell, options)
-    ids = model.generate(**inputs.to(model.device), **options)
+    ids = model.generate(**inputs.to(model.device), **watched(tokenizer, tell, options))
     return answer_in(tokenizer.decode(ids[0, read:], skip_special_tokens=True)) or prompt
 
 

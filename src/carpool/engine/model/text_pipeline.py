@@ -62,15 +62,9 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
         repetition_penalty: float | None = None,
         stop: list[str] | None = None,
     ) -> TextOutput:
-        return self._written(
-            self._inputs(prompt, messages),
-            max_new_tokens,
-            stop or [],
-            _sampling(
-                do_sample, repetition_penalty,
-                temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
-            ),
-        )  # fmt: skip
+        choices = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+        sampling = _sampling(do_sample, repetition_penalty, choices)
+        return self._written(self._inputs(prompt, messages), max_new_tokens, stop or [], sampling)
 
     def _inputs(self, prompt: str | None, messages: Sequence[Any] | None) -> dict[str, Any]:
         """The input tokens and images of the model.
@@ -115,18 +109,22 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
         ids, image = inputs["input_ids"], getattr(self.model.config, "image_token_id", None) or -1
         start = ids.shape[1]
         limit = self._limit(start, max_new_tokens)
-        text = WrittenText(self.tokenizer, stops, limit, self.on_text)
+        text = WrittenText(self.tokenizer, stops, limit, self.on_text, start)
         config = self.model.generation_config
         ends = config.eos_token_id
         ends = list(ends) if isinstance(ends, (list, tuple)) else [ends]
         padding = ends[0] if config.pad_token_id is None else config.pad_token_id
-        self.model.generate(
+        answer = self.model.generate(
             **inputs, **sampling, max_new_tokens=limit, pad_token_id=padding,
             stopping_criteria=StoppingCriteriaList([text]),
+            **({"tokenizer": self.tokenizer} if config.stop_strings else {}),
         )  # fmt: skip
-        has_ended = text.has_stopped or text.ids[-1] in ends
+        written = getattr(answer, "sequences", answer)[0, start:].tolist()
+        size = next((at for at, token in enumerate(written, 1) if token in ends), limit)
+        whole = text.end(written[:size])
+        has_ended = text.has_stopped or len(text.ids) < limit or written[-1] in ends
         reason = "stop" if has_ended else "length"
-        return TextOutput(text.end(), reason, start, int(ids.eq(image).sum()), len(text.ids))
+        return TextOutput(whole, reason, start, int(ids.eq(image).sum()), len(text.ids))
 
     def _limit(self, start: int, max_new_tokens: int | None) -> int:
         """The limit of new tokens after `start` input tokens.
@@ -135,8 +133,8 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
             InvalidValue: the model's context is too short for them.
         """
         config = self.model.config.get_text_config()
-        room: int | None = getattr(config, "max_position_embeddings", None)
-        if room is None:
+        room: int = getattr(config, "max_position_embeddings", None) or -1
+        if room < 0:  # XLNet: any length
             return max_new_tokens or USUAL_TOKENS
         if start >= room:
             rule = f"the model's context has {room}, of which at least one is to be written"
@@ -162,23 +160,30 @@ class SeeingTextPipeline(TextPipeline):
 class WrittenText(StoppingCriteria):  # type: ignore[misc]
     """A text during generation: reported piece by piece, and ended by stop texts."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], limit: int, tell: OnText) -> None:
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str], limit: int, tell: OnText, start: int = -1
+    ) -> None:
         self._tokenizer, self._stops, self._limit, self._tell = tokenizer, stops, limit, tell
+        self._start = start  # tokens of the prompt; -1: all but the last at the first call
         self.ids: list[int] = []
         self.has_stopped = False
         self._text, self._sent_chars = "", 0  # characters
         self._prefix = self._read = 0  # tokens: start of the last window, and its end
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        self.ids.append(int(input_ids[0, -1]))
-        self._decode()
-        self._look_for_stops()
-        self._tell_until(len(self._text) - self._held())
+        if len(input_ids) == 1:  # of beams, only the end tells the best
+            if self._start < 0:
+                self._start = input_ids.shape[1] - 1
+            self.ids += input_ids[0, self._start + len(self.ids) :].tolist()
+            self._decode()
+            self._look_for_stops()
+            self._tell_until(len(self._text) - self._held())
         return torch.tensor([self.has_stopped], device=input_ids.device)
 
-    def end(self) -> str:
-        """Report the rest of the text, and return the whole."""
+    def end(self, ids: Sequence[int] = ()) -> str:
+        """Report the rest of the text, of which all tokens may be given; return the whole."""
         if not self.has_stopped:
+            self.ids += ids[len(self.ids) :]
             self._decode(is_last=True)
             self._look_for_stops()
         self._tell_until(len(self._text))
@@ -214,23 +219,19 @@ class WrittenText(StoppingCriteria):  # type: ignore[misc]
             self._sent_chars = place
 
 
-def _sampling(
-    do_sample: bool | None, repetition_penalty: float | None, **choices: float | None
-) -> dict[str, Any]:
+def _sampling(do_sample: bool | None, penalty: float | None, choices: Any) -> dict[str, Any]:
     """Sampling arguments for `generate`; missing ones keep the model's defaults.
 
     Temperature 0 takes the likeliest token, which transformers calls `do_sample=False`; any other
     sampling parameter turns sampling on.
     """
     choices = {name: value for name, value in choices.items() if value is not None}
-    options: dict[str, Any] = {"do_sample": do_sample} if do_sample is not None else {}
+    options: dict[str, Any] = {}
     if choices.get("temperature") == 0 or do_sample is False:
-        options["do_sample"] = False
-    elif choices:
-        options |= {"do_sample": True, **choices}
-    if repetition_penalty is not None:
-        options["repetition_penalty"] = repetition_penalty
-    return options
+        options = {"do_sample": False}
+    elif choices or do_sample:
+        options = {"do_sample": True, **choices}
+    return options | ({} if penalty is None else {"repetition_penalty": penalty})
 
 
 def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:

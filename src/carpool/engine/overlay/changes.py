@@ -12,6 +12,7 @@ private to it: they are applied again whenever it continues.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -46,7 +47,7 @@ class Changes:
         self.has_state = False  # whether it has private state: it has begun to generate
         self.names: dict[str, None] = {}  # names of changed modules, in order
         self._generating: dict[int, list[dict[str, Any]]] = {}  # configs of generating components
-        self._configs: list[tuple[dict[str, Any], dict[str, Any]]] = []  # and their saved entries
+        self._configs: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # and saved entries
         self._parts: set[int] = set()  # ids of all modules of components that have generated
         self._private: dict[tuple[int, Any], OwnEntry] = {}  # keyed by dictionary id, and name
         self._changed: set[int] = set()  # ids of the modules with such entries
@@ -74,10 +75,11 @@ class Changes:
         """Whether the request has private changes or hooks on this generating component."""
         for module_id, (module, state) in self.before.items():
             if _differs_in_hooks(module, state, is_hooked=module_id in self._hooked):
-                self._hooked.add(module_id)
-                self._parts.add(module_id)
-                self._changed.add(module_id)
+                for ids in (self._hooked, self._parts, self._changed):
+                    ids.add(module_id)
                 self.has_state = True
+        if any(_differs(config, before) for config, before in self._configs.values()):
+            self._changed |= self._parts
         return bool(self._changed) and not self._changed.isdisjoint(map(id, component.modules()))
 
     def enter(self) -> None:
@@ -85,13 +87,12 @@ class Changes:
         for entry in self._private.values():
             entry.shared = entry.container.get(entry.name, ABSENT)
             entry.show(entry.private)
-        if self._generating:
-            self._watch()
+        self._watch()
 
     def _watch(self) -> None:
         """Save the configs of generating components: writes on them are not reported."""
-        configs = [config for configs in self._generating.values() for config in configs]
-        self._configs = [(config, dict(config)) for config in configs]
+        for config in chain.from_iterable(self._generating.values()):
+            self._configs.setdefault(id(config), (config, dict(config)))
 
     def touch(self, target: Any, *, deep: bool = False) -> None:
         """Save a module's state before the request's first write.
@@ -133,8 +134,8 @@ class Changes:
             else:
                 self.names[self._shared.names[module_id]] = None
             state.restore()
-        for config, before in self._configs:
-            if len(config) != len(before) or not all(map(is_, config.values(), before.values())):
+        for config, before in self._configs.values():
+            if _differs(config, before):
                 self._keep(config, before)
         for entry in self._private.values():
             entry.show(entry.shared)
@@ -145,13 +146,13 @@ class Changes:
         """Record the changed entries of a dictionary as private to the request."""
         for name in {**before, **container}:
             now, then = container.get(name, ABSENT), before.get(name, ABSENT)
-            place = id(container), name
-            if now is then:
-                continue
-            if place in self._private:
-                self._private[place].private = now
-            else:
-                self._private[place] = OwnEntry(container, name, now, then)
+            if now is not then:
+                entry = OwnEntry(container, name, now, then)
+                self._private.setdefault((id(container), name), entry).private = now
+
+
+def _differs(config: dict[str, Any], before: dict[str, Any]) -> bool:
+    return len(config) != len(before) or not all(map(is_, config.values(), before.values()))
 
 
 def _differs_in_hooks(module: nn.Module, state: ModuleState, *, is_hooked: bool) -> bool:

@@ -80,7 +80,8 @@ class ImageChunks(Chunks):
         self._timings.append(update.timings)
         self._warnings |= dict.fromkeys(update.warnings)
         file = image_request.file(number, update.pictures[0], update.settings)
-        part = _part(encoded(file), image_request.format, update.seed, update.skipped_steps)
+        revised = update.settings.get("revised_prompt")
+        part = _part(encoded(file), image_request.format, update, revised)
         # vLLM-Omni's clients read `modality`
         events = [self.chunk(_placed([part], self.has_parts), modality="image")]
         if len(self._usages) == len(image_request.requests):
@@ -99,7 +100,7 @@ class ImageChunks(Chunks):
     ) -> bodies.ChatCompletion:
         """The answer with all pictures, as one JSON object."""
         parts = [
-            _part(image.b64_json or "", images.output_format, image.seed, image.skipped_steps)
+            _part(image.b64_json or "", images.output_format, image, image.revised_prompt)
             for image in images.data
         ]
         message = bodies.ChatMessage.model_validate(_placed(parts, self.has_parts))
@@ -110,9 +111,13 @@ class ImageChunks(Chunks):
         )  # fmt: skip
 
 
-def _part(b64: str, format_: str, seed: int, skipped_steps: int | None) -> bodies.ImagePart:
-    url = bodies.ImageURL(url=f"data:image/{format_};base64,{b64}")
-    return bodies.ImagePart(image_url=url, seed=seed, skipped_steps=skipped_steps or None)
+def _part(
+    b64: str, format_: str, image: protocol.Done | schema.Image, revised: str | None
+) -> bodies.ImagePart:
+    return bodies.ImagePart(
+        image_url=bodies.ImageURL(url=f"data:image/{format_};base64,{b64}"),
+        seed=image.seed, skipped_steps=image.skipped_steps or None, revised_prompt=revised,
+    )  # fmt: skip
 
 
 def _placed(parts: Sequence[bodies.ImagePart], has_parts: bool) -> dict[str, Any]:

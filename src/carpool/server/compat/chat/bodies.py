@@ -84,6 +84,7 @@ class ImagePart(BaseModel):
     skipped_steps: int | None = Field(
         default=None, description="denoising steps without a forward, with `step_cache`"
     )
+    revised_prompt: str | None = Field(None, description="the prompt after `enhance_prompt`")
 
 
 class ChatMessage(BaseModel):

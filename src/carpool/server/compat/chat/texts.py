@@ -35,23 +35,15 @@ _IDLE: dict[str, Sequence[Any]] = {  # fields without effect: values that need n
     "store": (False,), "metadata": ({},), "service_tier": ("auto", "default"),
 }  # fmt: skip
 _OFF: dict[str, Sequence[Any]] = {  # neutral values of fields
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    **dict.fromkeys(("logprobs", "background_job"), (False,)),
+    **dict.fromkeys(("top_logprobs", "frequency_penalty", "presence_penalty"), (0,)),
+    **dict.fromkeys(("step_cache", "partial_images"), (0,)),
+    **dict.fromkeys(("audio", "prediction", "webhook"), ()),
     "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
     "response_format": ({"type": "text"},),
-    "audio": (),
-    "prediction": (),
-    "step_cache": (0,),
-    "background_job": (False,),
-    "partial_images": (0,),
     "size": ("auto",),
-    "webhook": (),
 }
 _INSTEAD = {"background_job": "texts have no jobs: stream=true sends them as they are written"}
 _READ = "role content name annotations reasoning reasoning_content reasoning_details"
