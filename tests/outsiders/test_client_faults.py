@@ -47,6 +47,7 @@ def test_a_picture_that_flux2_cannot_edit_is_the_clients_fault(size: tuple[int, 
         ("sdxl", {"original_size": [1]}, "original_size"),
         ("sd3", {"clip_skip": 99}, "clip_skip"),
         ("sd15", {"timesteps": [3, 999, 5]}, "timesteps"),
+        ("sdxl_control", {}, None),  # no image
     ],
 )
 def test_an_argument_that_the_pipelines_code_fails_for_is_the_clients_fault(

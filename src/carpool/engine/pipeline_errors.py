@@ -63,10 +63,12 @@ def _mapped(error: BaseException, *, is_early: bool, doubtful: Sequence[str]) ->
             _ = frame.f_locals  # clears the dict of an earlier `locals()` call
     if isinstance(error, CarpoolError):
         return error
+    ends = traceback.extract_tb(error.__traceback__)[-1:]  # `raise TypeError` checks arguments
+    is_raised = isinstance(error, TypeError) and any(str(e.line).startswith("raise") for e in ends)
     if isinstance(error, torch.OutOfMemoryError):
         message = f"the pipeline's own code ran out of memory: {reason(error)}"
         mapped: CarpoolError = OutOfMemory(message)
-    elif is_early and isinstance(error, ValueError):
+    elif is_early and (isinstance(error, ValueError) or is_raised):
         mapped = InvalidValue(f"the pipeline refuses the request: {reason(error)}", param=param)
     elif is_early and doubtful and isinstance(error, _SLIPS):
         problem = f"{', '.join(doubtful)}: {named(error)}"

@@ -127,8 +127,7 @@ def test_texts_become_what_they_stand_for() -> None:
         "strength": 0.5, "num_inference_steps": 3, "clip_skip": True, "sigmas": [1, 0.5],
         "guidance_scale": -1.5,
     }.items()  # fmt: skip
-    assert (job.lora, job.priority, job.timeout_s) == ((("outlined", 0.5),), 2, 9.5)
-    assert job.seed == 7
+    assert (job.lora, job.priority, job.timeout_s, job.seed) == ((("outlined", 0.5),), 2, 9.5, 7)
 
 
 def test_a_picture_is_changed_as_each_of_several_prompts_says() -> None:

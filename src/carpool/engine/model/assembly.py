@@ -164,9 +164,7 @@ def _pipeline(
 
     Its modules are read one by one: `from_pretrained` would initialize missing weights randomly.
     """
-    options: dict[str, Any] = {"revision": settings.revision, "use_safetensors": True}
-    if settings.variant is not None:
-        options["variant"] = settings.variant
+    options = {"use_safetensors": True, "revision": settings.revision, "variant": settings.variant}
     cls = pipeline_class(origin.index) or DiffusionPipeline
     parts = dict(supplied)
     if origin.index.get("_class_name") == "WanDMDPipeline":  # FastWan: not in diffusers

@@ -39,7 +39,7 @@ def add_embeddings(pipe: Any, folder: str) -> dict[str, int]:
     if not isinstance(pipe, TextualInversionLoaderMixin):
         raise LoadFailed(
             f"embeddings={folder!r}: {type(pipe).__name__} reads no embeddings (textual "
-            "inversion); pipelines of SD 1.5, SD 2 and SDXL do"
+            "inversion); pipelines of SD 1.5, SD 2, SDXL and FLUX.1 do"
         )
     words = dict[str, int]()
     for path in sorted(Path(folder).expanduser().rglob("*")):
