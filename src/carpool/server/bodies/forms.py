@@ -63,11 +63,11 @@ _PARSERS: dict[str, Callable[[str], Any]] = {  # raise ValueError or KeyError
     **dict.fromkeys(("numbers", "list", "dict"), in_text),
 }
 _KINDS = {
-    **dict.fromkeys(("n", "seed", "priority", "output_compression", "partial_images"), "int"),
-    **dict.fromkeys(("timeout_s", "deadline_s", "fps", "step_cache"), "float"),
-    **dict.fromkeys(("stream", "background_job", "return_stage_metrics"), "bool"),
-    **dict.fromkeys(("enhance_prompt", "prompt_weights"), "bool"),
-    "lora": "numbers",
+    **dict.fromkeys(("n", "seed", "priority", "output_compression", "partial_images"), ("int",)),
+    **dict.fromkeys(("timeout_s", "deadline_s", "fps", "step_cache"), ("float",)),
+    **dict.fromkeys(("stream", "background_job", "return_stage_metrics"), ("bool",)),
+    **dict.fromkeys(("enhance_prompt", "prompt_weights"), ("bool",)),
+    "lora": ("numbers",),
 }
 
 FILE: dict[str, Any] = {"type": "string", "format": "binary"}
@@ -291,8 +291,8 @@ def url_of(value: Any, name: str) -> ImageData:
 
 def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
     """Convert texts to the types of their fields; a text that does not fit stays as it is."""
-    kinds = {p.name: (p.kind, *p.also) for task in card.tasks for p in task.parameters}
-    kinds |= {name: (kind,) for name, kind in _KINDS.items()}
+    parameters = {p.name: (p.kind, *p.also) for task in card.tasks for p in task.parameters}
+    kinds: dict[str, tuple[str, ...]] = {**parameters, **_KINDS}
     values: dict[str, Any] = {}
     forms: dict[str, str] = {}  # key: name; value: its brackets as written
     for key, text in texts:
