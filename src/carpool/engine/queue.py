@@ -195,7 +195,7 @@ class RequestQueue:
             left_s = min(wake_s, self._next_timeout_s) - self._clock()
             self._changed.wait_for(
                 lambda: self.version != since or self.is_closed or self.has_news,
-                None if left_s == inf else max(0.0, left_s),
+                min(max(0.0, left_s), 3600.0),  # threading refuses centuries
             )
 
     def close(self, error: CarpoolError | None = None) -> None:
