@@ -12,7 +12,7 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from jinja2 import TemplateError
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 
 from carpool.errors import InvalidValue
 
@@ -114,10 +114,10 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
         ends = config.eos_token_id
         ends = list(ends) if isinstance(ends, (list, tuple)) else [ends]
         padding = ends[0] if config.pad_token_id is None else config.pad_token_id
+        own = [StopStringCriteria(self.tokenizer, stop) for stop in config.stop_strings or ()]
         answer = self.model.generate(
             **inputs, **sampling, max_new_tokens=limit, pad_token_id=padding,
-            stopping_criteria=StoppingCriteriaList([text]),
-            **({"tokenizer": self.tokenizer} if config.stop_strings else {}),
+            stopping_criteria=StoppingCriteriaList([text, *own]), stop_strings=None,
         )  # fmt: skip
         written = getattr(answer, "sequences", answer)[0, start:].tolist()
         size = next((at for at, token in enumerate(written, 1) if token in ends), limit)
