@@ -527,28 +527,26 @@ def test_a_component_of_another_class_is_refused_by_name(tmp_path: Path) -> None
 
 
 def test_a_component_that_the_pipeline_has_not_is_told_with_the_nearest(tmp_path: Path) -> None:
-    for named, nearest in {
-        "unet": "",
-        "transformer2": "transformer",
-        "text_encodr": "text_encoder",
-    }.items():
+    nearest_names = {"unet": "", "transformer2": "transformer", "text_encodr": "text_encoder"}
+    for named, nearest in nearest_names.items():
         message = refused("flux", named, tmp_path / "a.safetensors")
         assert f"no component {named!r}" in message
         assert nearest in message
 
 
-@pytest.mark.parametrize("cut", [4, 40, 2000, -8])
-def test_a_truncated_file_is_refused_in_one_line(cut: int, tmp_path: Path) -> None:
-    save_file(weights("flux", "transformer"), tmp_path / "whole.safetensors")
-    data = (tmp_path / "whole.safetensors").read_bytes()
-    (tmp_path / "torn.safetensors").write_bytes(data[:cut])
-    gguf_of(weights("flux", "transformer"), tmp_path / "whole.gguf")
-    (tmp_path / "torn.gguf").write_bytes((tmp_path / "whole.gguf").read_bytes()[:cut])
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_a_file_that_is_cut_or_not_the_file_itself_is_refused(kind: str, tmp_path: Path) -> None:
+    file, state = tmp_path / f"model.{kind}", weights("flux", "transformer")
+    save_file(state, file) if kind == "safetensors" else gguf_of(state, file)
+    whole = file.read_bytes()
+    pointer, page = b"version https://git-lfs.github.com/spec/v1\noid", b"<!DOCTYPE html><p>Log in"
+    wrong = {pointer: "git lfs pull", page: "is a web page", b"": "is empty"}
 
-    for name in ("torn.safetensors", "torn.gguf"):
-        assert "cannot be read" in refused("flux", "transformer", tmp_path / name)
-        with pytest.raises(LoadFailed, match="cannot be read"):
-            served("flux", model=tmp_path / name, model_config=str(checkpoint("flux")))
+    for content, why in {**{whole[:cut]: "" for cut in (4, 40, 2000, -8)}, **wrong}.items():
+        file.write_bytes(content)
+        with pytest.raises(LoadFailed, match=f"cannot be read: .*{why}"):
+            served("flux", model=file, model_config=str(checkpoint("flux")))
+        assert re.search(f"cannot be read: .*{why}", refused("flux", "transformer", file))
 
 
 def test_numbers_of_gguf_that_are_no_matrix_are_read_or_refused_by_name(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "a page of an error": (
         lambda at: (at / WEIGHTS).write_text("<html>502</html>"),
-        f"{WEIGHTS} is no safetensors file",
+        f"{WEIGHTS} is a web page",
     ),
     "a pointer": (
         lambda at: (at / WEIGHTS).write_text("version https://git-lfs.github.com/spec/v1\noid"),

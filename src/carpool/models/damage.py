@@ -30,7 +30,7 @@ def damage_in(place: Path) -> str | None:
     for file in sorted(_files(place)):
         name = file.relative_to(place) if file != place else file.name
         try:
-            problem = _problem(file)
+            problem = problem_of(file)
         except OSError as error:
             problem = f"cannot be read ({error.strerror})"
         if problem is not None:
@@ -43,9 +43,7 @@ def _missing_from(folder: Path) -> str | None:
     if "_class_name" not in (index := _content(folder / INDEXES[0])):
         return f"{INDEXES[0]} names no _class_name" if index else None
     for name, entry in index.items():
-        if not isinstance(entry, list) or entry != [
-            part for part in entry if isinstance(part, str)
-        ]:
+        if not isinstance(entry, list) or not all(isinstance(part, str) for part in entry):
             continue
         part, config = folder / name, folder / name / "config.json"
         if not part.exists():
@@ -76,7 +74,7 @@ def _content(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _problem(file: Path) -> str | None:
+def problem_of(file: Path) -> str | None:
     """Describe the damage of one file; None if no damage is visible."""
     if not file.exists():
         return f"is a link to {os.readlink(file)}, which does not exist"
@@ -86,14 +84,16 @@ def _problem(file: Path) -> str | None:
         begin = opened.read(len(_POINTER))
     if not begin:
         return "is empty"
+    if begin.lstrip()[:1] == b"<":
+        return "is a web page and not the file itself (the download may need a login)"
     if begin == _POINTER:
         return "is a pointer of Git LFS and not the file itself (`git lfs pull` fetches that)"
     if file.suffix.lower() == SINGLE_FILES[0]:
-        return problem_of_weights(file)
+        return _problem_of_weights(file)
     return _problem_of_json(file) if file.suffix.lower() == ".json" else None
 
 
-def problem_of_weights(file: Path) -> str | None:
+def _problem_of_weights(file: Path) -> str | None:
     """Describe the damage of a safetensors file, by its header; None if it is whole."""
     size = file.stat().st_size
     with file.open("rb") as opened:

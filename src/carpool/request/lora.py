@@ -16,7 +16,7 @@ from carpool.errors import (
     UnsupportedParameter,
     nearest,
 )
-from carpool.models.damage import problem_of_weights
+from carpool.models.damage import problem_of
 from carpool.request.adapter_names import NAME, AdapterInfo, find_adapter
 from carpool.request.values import is_number
 
@@ -177,8 +177,8 @@ def check_header(file: Path) -> None:
     Raises:
         LoraRejected: not a safetensors file.
     """
-    if problem_of_weights(file) is not None:
-        raise LoraRejected(f"{file.name} is not a readable {SUFFIX} file: is the download whole?")
+    if (problem := problem_of(file)) is not None:
+        raise LoraRejected(f"{file.name} is not a readable {SUFFIX} file: it {problem}")
 
 
 def _wrong(problem: str) -> InvalidValue:

@@ -24,7 +24,8 @@ from carpool.engine.model.from_checkpoint import (
     refuse_size,
 )
 from carpool.engine.model.renames import CONNECTORS
-from carpool.errors import LoadFailed
+from carpool.errors import LoadFailed, named
+from carpool.models.damage import damage_in
 from carpool.models.source import (
     PICKLES,
     class_in,
@@ -101,7 +102,7 @@ def read_component(
     Raises:
         LoadFailed: it does not exist, does not fit, or is of another class.
     """
-    with reading(f"component {name}={where}"):
+    with reading(where, f"component {name}={where}"):
         if cls in MEMBERS:
             raise ValueError(f"{name} is several models: replace their folders in {base.source}")
         if not is_weights(where):
@@ -153,8 +154,8 @@ def read_own(
 
 
 @contextmanager
-def reading(subject: str) -> Iterator[None]:
-    """Turn a library's exception into a one-line error about the subject.
+def reading(file: str, subject: str = "") -> Iterator[None]:
+    """Turn a library's exception into a one-line error about the file, or the subject.
 
     Raises:
         LoadFailed: a library raised.
@@ -162,8 +163,11 @@ def reading(subject: str) -> Iterator[None]:
     try:
         yield
     except LIBRARIES_RAISE as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise LoadFailed(f"{subject} cannot be read: {lines[0]}") from error
+        place = Path(file).expanduser()
+        why = (damage_in(place) if place.is_file() else None) or str(error).strip() or named(error)
+        if isinstance(error, ModuleNotFoundError):
+            why = f"it needs {error.name}: pip install {error.name}"
+        raise LoadFailed(f"{subject or file} cannot be read: {why.splitlines()[0]}") from error
 
 
 def local_file(where: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.loaders.single_file_utils import fetch_diffusers_config
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from carpool.engine.model.checkpoint import (
@@ -115,16 +115,12 @@ def weights_of(file: str) -> dict[str, Tensor]:
         LoadFailed: the file cannot be read, or is an adapter.
     """
     shapes: dict[str, Any] = {}
-    try:
+    with reading(file):
         for shard in shards_of(file):
             shapes |= _shapes(str(local_file(shard)))
         if not shapes:
             raise ValueError("it holds no weights")
         refuse_adapter(shapes)
-    except ImportError as error:
-        raise LoadFailed(f"{file}: needs gguf: pip install gguf") from error
-    except (OSError, ValueError, SafetensorError, LookupError) as error:
-        raise LoadFailed(f"{file} cannot be read: {error}") from error
     names = plain_names(shapes)
     marks = marks_in(names.values())
     weights = {
