@@ -150,7 +150,7 @@ async def test_a_new_file_of_the_folder_is_read_before_the_answer(tmp_path: Path
         ({"lora_nickname": "a", "lora_path": "/etc/a.safetensors"}, "lora_path", "--lora-dir only"),
         ({"lora_nickname": "a", "lora_path": "../a.safetensors"}, "lora_path", "--lora-dir only"),
         ({"lora_nickname": "a", "lora_path": "b/a"}, "lora_path", "must be named as"),
-        ({"lora_nickname": "torn", "lora_path": "torn.safetensors"}, "lora_path", "download whole"),
+        ({"lora_nickname": "torn", "lora_path": "torn.safetensors"}, "lora_path", "not a readable"),
         ({"lora_nickname": "foreign", "lora_path": "foreign.safetensors"}, "lora_path", "no adap"),
         ({"lora_nickname": []}, "lora_nickname", "or a list of some"),
         ({"lora_nickname": 5}, "lora_nickname", "must be the name of an adapter"),
