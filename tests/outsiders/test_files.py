@@ -527,8 +527,7 @@ def test_a_component_of_another_class_is_refused_by_name(tmp_path: Path) -> None
 
 
 def test_a_component_that_the_pipeline_has_not_is_told_with_the_nearest(tmp_path: Path) -> None:
-    nearest_names = {"unet": "", "transformer2": "transformer", "text_encodr": "text_encoder"}
-    for named, nearest in nearest_names.items():
+    for named, nearest in {"unet": "", "transformer2": "transformer", "vea": "vae"}.items():
         message = refused("flux", named, tmp_path / "a.safetensors")
         assert f"no component {named!r}" in message
         assert nearest in message
@@ -539,9 +538,8 @@ def test_a_file_that_is_cut_or_not_the_file_itself_is_refused(kind: str, tmp_pat
     file, state = tmp_path / f"model.{kind}", weights("flux", "transformer")
     save_file(state, file) if kind == "safetensors" else gguf_of(state, file)
     whole = file.read_bytes()
-    pointer, page = b"version https://git-lfs.github.com/spec/v1\noid", b"<!DOCTYPE html><p>Log in"
-    wrong = {pointer: "git lfs pull", page: "is a web page", b"": "is empty"}
-
+    wrong = {b"version https://git-lfs.github.com/spec/v1\noid": "git lfs pull"}
+    wrong |= {b"<!DOCTYPE html><p>Log in": "is a web page", b"": "is empty"}
     for content, why in {**{whole[:cut]: "" for cut in (4, 40, 2000, -8)}, **wrong}.items():
         file.write_bytes(content)
         with pytest.raises(LoadFailed, match=f"cannot be read: .*{why}"):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from carpool.engine.adapters.reader import AdapterReader
 from carpool.errors import InvalidValue, LoraRejected, SettingRejected, UnsupportedParameter
-from carpool.request.lora import check_lora, check_name, parse_lora
+from carpool.request.lora import check_header, check_lora, check_name, parse_lora
 from carpool.request.parameters import check
 from carpool.types import Request
 from support.engine_driver import driving, fresh, served
@@ -93,9 +93,11 @@ def test_files_that_are_no_safetensors_are_not_opened(tmp_path: Path) -> None:
         read(tmp_path)
     with pytest.raises(LoraRejected, match="there is no file"):
         read(tmp_path / "none.safetensors")
-    (tmp_path / "a.safetensors").write_bytes(b"not a header at all")
+    (file := tmp_path / "a.safetensors").write_bytes(b"not a header at all")
     with pytest.raises(LoraRejected, match="is not a readable"):
-        read(tmp_path / "a.safetensors")
+        read(file)
+    file.write_bytes(b" <" + bytes(6) + b"{}".ljust(0x3C20))  # a header's length, not a page
+    check_header(file)
 
 
 def test_a_pipeline_without_a_loader_says_so(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def problem_of(file: Path) -> str | None:
         begin = opened.read(len(_POINTER))
     if not begin:
         return "is empty"
-    if begin.lstrip()[:1] == b"<":
+    if begin.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         return "is a web page and not the file itself (the download may need a login)"
     if begin == _POINTER:
         return "is a pointer of Git LFS and not the file itself (`git lfs pull` fetches that)"
