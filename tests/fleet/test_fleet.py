@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from carpool.config import EngineSettings
-from carpool.errors import (
-    DeadlineExceeded,
-    Draining,
-    LoadFailed,
-    ModelNotFound,
-    Starting,
-    TooLate,
-)
+from carpool.errors import DeadlineExceeded, Draining, LoadFailed, ModelNotFound, Starting, TooLate
 from carpool.fleet.deployment import Deployment
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool

@@ -20,13 +20,7 @@ import pytest
 from proof.nodes import ENVIRONMENT, NODE
 from support.endpoints import ENDPOINT
 from support.pictures import gap, picture
-from support.server_process import (
-    Server,
-    body,
-    drawn_by_diffusers,
-    eventually,
-    serving,
-)
+from support.server_process import Server, body, drawn_by_diffusers, eventually, serving
 
 pytest.importorskip("ray", reason="needs Ray: `make test-ray` installs it")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]

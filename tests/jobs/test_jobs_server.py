@@ -97,9 +97,7 @@ def kill_both(server: Server) -> None:
     os.kill(worker, signal.SIGKILL)
 
 
-def test_every_job_ends_once_whoever_is_killed_and_its_picture_is_the_same(
-    tmp_path: Path,
-) -> None:
+def test_every_job_ends_once_whoever_is_killed_and_its_picture_is_the_same(tmp_path: Path) -> None:
     client = Client()
     flags = ("--state-dir", str(tmp_path), "--max-running", "2")
     for round_, end in enumerate([kill_front, kill_both]):

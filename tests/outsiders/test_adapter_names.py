@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from carpool.errors import InvalidValue
 from carpool.request.adapter_files import files_in
-from carpool.request.adapter_names import (
-    NAME,
-    AdapterInfo,
-    adapter_id,
-    find_adapter,
-    name_for_tag,
-)
+from carpool.request.adapter_names import NAME, AdapterInfo, adapter_id, find_adapter, name_for_tag
 from carpool.request.lora import check_lora
 from support.engine_driver import driving
 from support.lora_files import weights, write

@@ -177,9 +177,7 @@ def drawn(worker: EngineWorker, prompt: str) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
-def test_a_tag_draws_what_the_adapter_at_its_scale_draws_in_plain_diffusers(
-    tmp_path: Path,
-) -> None:
+def test_a_tag_draws_what_the_adapter_at_its_scale_draws_in_plain_diffusers(tmp_path: Path) -> None:
     files = [adapter(tmp_path, "sdxl", seed) for seed in (1, 2)]
     pipe = fresh("sdxl")
     pipe.set_progress_bar_config(disable=True)

@@ -11,6 +11,7 @@ from carpool.errors import CarpoolError, PipelineFailed, Rejected
 from support.app import open_app
 from support.engine_driver import driving, fresh
 from support.engine_worker import EngineWorker
+from support.matrix.control import with_adapter
 from support.pictures import png
 from support.tiny import ARGUMENTS
 from support.video_app import url_of
@@ -48,6 +49,8 @@ def test_a_picture_that_flux2_cannot_edit_is_the_clients_fault(size: tuple[int, 
         ("sd3", {"clip_skip": 99}, "clip_skip"),
         ("sd15", {"timesteps": [3, 999, 5]}, "timesteps"),
         ("sdxl_control", {}, None),  # no image
+        ("sdxl", {"latents": torch.zeros(1, 3, 8, 8)}, "latents"),  # the unet's forward finds it
+        ("sd15", {"cross_attention_kwargs": {"gligen": {}}}, "cross_attention_kwargs"),
     ],
 )
 def test_an_argument_that_the_pipelines_code_fails_for_is_the_clients_fault(
@@ -57,6 +60,17 @@ def test_an_argument_that_the_pipelines_code_fails_for_is_the_clients_fault(
 
     assert isinstance(error, Rejected), error
     assert error.param in (param, None)
+
+
+def test_the_image_of_an_ip_adapter_is_required() -> None:
+    pipe = with_adapter(fresh("sdxl_adapter"))
+
+    error = error_of("sdxl_adapter", pipe)
+    assert str(error) == "ip_adapter_image is missing: every request needs one"
+    assert error_of("sdxl_adapter", pipe, ip_adapter_image_embeds=[torch.ones(2, 1, 32)]) is None
+    masks: Any = {"ip_adapter_masks": [torch.zeros(1, 64, 64)]}
+    words = {"ip_adapter_image": Image.new("RGB", (64, 64)), "cross_attention_kwargs": masks}
+    assert "refuses the request: Each element" in str(error_of("sdxl_adapter", pipe, **words))
 
 
 async def test_a_flux2_edit_of_a_small_picture_is_400_over_http() -> None:

@@ -133,8 +133,7 @@ def run(
         pairs = zip(pools, requests, strict=True)
         async with asyncio.timeout(20):
             answers = await asyncio.gather(
-                *(pool.submit(request) for pool, request in pairs),
-                return_exceptions=True,
+                *(pool.submit(request) for pool, request in pairs), return_exceptions=True
             )
         await asyncio.gather(*(pool.stop() for pool in pools))
         return answers

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
+from PIL import Image
 
 from carpool.engine.observe.no_effect import EffectObserver, unread_parameters
 from carpool.request.card import Parameter
@@ -78,6 +79,11 @@ def test_what_diffusers_names_is_in_the_answer_although_its_log_is_quiet(
         ("zimage", {**NEGATIVE, "guidance_scale": 0.0}, ["negative_prompt", "guidance is off"]),
         ("wan21_t2v", {**NEGATIVE, "guidance_scale": 1.0}, ["negative_prompt", GUIDED]),
         ("sdxl", {"eta": 0.5}, ["eta", "EulerDiscreteScheduler takes none"]),
+        ("sdxl", {"negative_prompt_2": "blurry"}, ["negative_prompt_2", "did not read it"]),
+        ("sdxl", {"negative_original_size": (8, 8)}, ["it needs negative_target_size"]),
+        ("sd3", {"skip_layer_guidance_scale": 3.0}, ["it needs skip_guidance_layers"]),
+        ("sd3", {"ip_adapter_image": Image.new("RGB", (8, 8))}, ["has no IP-adapter"]),
+        ("sdxl", {"cross_attention_kwargs": {"ip_adapter_masks": []}}, ["kwargs had no"]),
         ("cogview3", {"eta": 0.5}, ["eta", "takes none"]),
         ("ltx", {"guidance_rescale": 0.7, "guidance_scale": 1.0}, ["guidance_rescale", GUIDED]),
         ("kontext", {"width": 64, "height": 64}, ["width", "have been adjusted to 32 and 32"]),

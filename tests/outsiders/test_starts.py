@@ -88,10 +88,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         lambda at: sharded(at)[0][1].unlink(),
         "names diffusion_pytorch_model-00002-of-00002.safetensors, which does not exist",
     ),
-    "a shard cut": (
-        lambda at: cut(sharded(at)[0][0]),
-        "00001-of-00002.safetensors is cut off",
-    ),
+    "a shard cut": (lambda at: cut(sharded(at)[0][0]), "00001-of-00002.safetensors is cut off"),
     "an index cut": (lambda at: cut(sharded(at)[1]), "index.json is no JSON"),
     "an index of no weights": (
         lambda at: sharded(at)[1].write_text('{"weight_map": null}'),
@@ -254,9 +251,7 @@ def full_device() -> int:
 
 
 @pytest.mark.parametrize("make", [full_device, broken_pipe, stalled_pipe, stalled_socket])
-def test_a_stream_that_takes_nothing_fails_nobody_and_stops_nobody(
-    make: Callable[[], int],
-) -> None:
+def test_a_stream_that_takes_nothing_fails_nobody_and_stops_nobody(make: Callable[[], int]) -> None:
     handle = make()
     assert ended(handle, handle) == 7
     os.close(handle)

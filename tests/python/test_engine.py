@@ -115,9 +115,7 @@ def test_errors_are_returned_on_demand_in_their_places(engine: carpool.Engine) -
     assert outputs[2].request_id == failing.request_id
 
 
-def test_the_first_failure_is_raised_after_the_others_have_finished(
-    engine: carpool.Engine,
-) -> None:
+def test_the_first_failure_is_raised_after_the_others_have_finished(engine: carpool.Engine) -> None:
     before = engine.statistics()["steps"]
     failing = Request("a cat", callback_on_step_end=fail)
 

@@ -156,8 +156,7 @@ def test_what_is_ours_to_set_is_not_taken(name: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("generator", None), ("num_images_per_prompt", 1), ("return_dict", False)],
+    ("name", "value"), [("generator", None), ("num_images_per_prompt", 1), ("return_dict", False)]
 )
 def test_what_changes_nothing_may_be_said(name: str, value: Any) -> None:
     assert name not in check(CARD, Request("a cat", **{name: value})).arguments

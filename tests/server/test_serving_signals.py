@@ -192,10 +192,7 @@ def test_a_hangup_during_the_start_ends_nothing_and_a_second_signal_ends_a_drain
         server.signal(signal.SIGHUP)
         server.wait_ready()
         host, port = server.url.removeprefix("http://").split(":")
-        with (
-            socket.create_connection((host, int(port))) as idle,
-            ThreadPoolExecutor() as pool,
-        ):
+        with socket.create_connection((host, int(port))) as idle, ThreadPoolExecutor() as pool:
             running = pool.submit(server.draw, num_inference_steps=ENDLESS)
             eventually(lambda: server.stats()["running"] == 1, 10, "it runs")
             server.signal()

@@ -142,10 +142,7 @@ _IDLE: dict[ServeSettings, list[FastAPI]] = defaultdict(list)
 
 @contextmanager
 def lent_app(
-    worker: Grey,
-    settings: ServeSettings,
-    runner: Runner | None = None,
-    keys: Keyring | None = None,
+    worker: Grey, settings: ServeSettings, runner: Runner | None = None, keys: Keyring | None = None
 ) -> Iterator[FastAPI]:
     """An application with a state of its own, and with the routes of an earlier one.
 

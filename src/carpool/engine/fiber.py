@@ -13,6 +13,7 @@ import contextvars
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import Any, Literal, Protocol
 
 import greenlet
@@ -83,7 +84,11 @@ class Fiber:
 
     def fail(self, error: BaseException) -> Any:
         """Let `park` raise `error`. The body may catch it like any exception."""
-        return self._switch(self._greenlet.throw, error)
+        line = error.__traceback__  # kept: the line that raised it, without values of its callers
+        clear_frames(line)
+        while line is not None and line.tb_next is not None:
+            line = line.tb_next
+        return self._switch(self._greenlet.throw, type(error), error, line)
 
     def close(self) -> None:
         """Unwind the body, running its `finally` blocks, whatever it catches or parks meanwhile.

@@ -1,5 +1,6 @@
 """Map pipeline exceptions to API errors; clear tracebacks that hold tensors."""
 
+import re
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,8 +32,10 @@ def error_of(
         failed_forward: the exception of its call just before.
         defaults: defaults of the pipeline's arguments.
     """
-    is_own = all(cause is not failed_forward for cause in causes(error))
-    is_early = state.denoiser_calls == 0 and is_own
+    if all(cause is not failed_forward for cause in causes(error)):
+        is_early = state.denoiser_calls == 0
+    else:
+        is_early = state.timeline.step == 0 and _is_of_inputs(error)
     arguments = state.request.arguments.items()
     names = [name for name, value in arguments if name not in defaults or value != defaults[name]]
     return to_api_error(error, is_early=is_early, arguments=names)
@@ -44,8 +47,8 @@ def to_api_error(
     """Map an exception from a pipeline to the error for the client.
 
     Args:
-        is_early: the pipeline's own code raised it, no module's forward, and before the first call
-            of its denoiser: until then it reads its arguments, so the request is at fault.
+        is_early: the pipeline's own code raised it before the first call of its denoiser, or a
+            module's forward did in the first step, about its inputs: so the request is at fault.
         arguments: names of the request's arguments.
     """
     doubtful = sorted(set(arguments) - CHECKED)
@@ -77,6 +80,15 @@ def _mapped(error: BaseException, *, is_early: bool, doubtful: Sequence[str]) ->
         mapped = PipelineFailed(f"the pipeline failed: {named(error)}")
     mapped.__cause__ = error
     return mapped
+
+
+def _is_of_inputs(error: BaseException) -> bool:
+    """Whether a module's forward failed for its inputs, rather than for a faulty device or hook."""
+    if type(error) is RuntimeError:  # torch's; errors of devices have classes or other texts
+        return re.search(r"\b(shapes?|sizes?|channels)\b", str(error)) is not None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = str(frames[-1].f_globals.get("__name__")) if frames else ""
+    return module.partition(".")[0] in ("diffusers", "transformers", "torch")
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

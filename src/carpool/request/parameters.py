@@ -107,7 +107,8 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         max_pixels=card.max_pixels,
         takes_image="image" in declared,
     )
-    missing = [p.name for p in task.parameters if p.required and p.name not in arguments]
+    present = {*arguments, *(name.removesuffix("_embeds") for name in arguments)}
+    missing = [p.name for p in task.parameters if p.required and p.name not in present]
     has_prompt = any(arguments.get(name) is not None for name in ("prompt", "prompt_embeds"))
     if "prompt" in declared and task.needs_prompt and not has_prompt:
         missing.append("prompt")

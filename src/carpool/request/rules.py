@@ -14,19 +14,16 @@ MOST_TEXTS = 2 * MOST_TEXT  # characters of a request
 MOST_TOKENS = 4096  # padded length of a text, if the pipeline's default is not longer
 BOUNDS = {
     "strength": (0, 1),
+    "denoising_start": (0.001, 0.999),  # diffusers ignores 0, 1 and what is beyond
+    "denoising_end": (0.001, 1),
     "layers": (1, 16),  # layers of a decomposed picture, each as large as the picture
     "octree_resolution": (1, 512),  # for meshes: memory grows with its cube, to 3 GB at 512
     "num_chunks": (1, 200_000),  # points of a mesh that are decoded at once
 }
 TOKENS = (
-    "max_sequence_length",
-    "max_text_length",
-    "max_lyric_length",
-    "tokenizer_max_length",
-    "max_new_tokens",
-    "prompt_max_new_tokens",
-    "gen_length",
-)
+    "max_sequence_length", "max_text_length", "max_lyric_length", "tokenizer_max_length",
+    "max_new_tokens", "prompt_max_new_tokens", "gen_length",
+)  # fmt: skip
 
 
 def check_rules(card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
@@ -83,9 +80,7 @@ def check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
         return
     if values.get("denoising_start") is not None:  # strength is ignored then
         return
-    if (
-        "strength" not in arguments and values.get("image") is None
-    ):  # for example StyleAligned without a picture
+    if "strength" not in arguments and values.get("image") is None:  # as in StyleAligned
         return
     is_rounded_up = task.strength_rounds == "up"
     if is_rounded_up and int(max(steps - min(steps * strength, steps), 0)) < steps:

@@ -164,10 +164,7 @@ MADE: dict[Callable[[], Any], tuple[dict[str, Any], str]] = {
 MADE[looking] = {**MADE[improving][0], "image": SEEN, "image_crf": 0}, "text_encoder"
 del MADE[looking][0]["system_prompt"]
 MADE[improving_in_context] = MADE[improving]
-MADE[improving_between_frames] = (
-    {**NEWCOMERS["LTX2DFRPipeline"][1], **WRITTEN},
-    "text_encoder",
-)
+MADE[improving_between_frames] = ({**NEWCOMERS["LTX2DFRPipeline"][1], **WRITTEN}, "text_encoder")
 seen: dict[str, Any] = {"conditions": [LTX2VideoCondition(SEEN, 0, 1.0, 0)]}
 MADE[looking_at_conditions] = {**MADE[improving][0], **seen}, "text_encoder"
 MADE[improving_in_blocks] = dict(MADE[improving][0]), "prompt_enhancer"

@@ -52,10 +52,7 @@ def test_a_burst_of_a_minute_is_let_in_for_each_key_and_then_one_at_a_time() -> 
     assert [clients.ask("b") for _ in range(30)] == [None] * 30
 
 
-@given(
-    st.integers(1, 100),
-    st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=60),
-)
+@given(st.integers(1, 100), st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=60))
 def test_a_minute_never_sees_more_than_twice_the_limit_and_a_hint_is_kept(
     per_minute: int, gaps_s: list[float]
 ) -> None:

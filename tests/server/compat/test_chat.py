@@ -159,8 +159,7 @@ def test_a_model_that_draws_from_text_begins_anew_at_each_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "size"),
-    [({"aspect_ratio": "16:9"}, (80, 48)), ({"image_size": "1K"}, (1024, 1024))],
+    ("config", "size"), [({"aspect_ratio": "16:9"}, (80, 48)), ({"image_size": "1K"}, (1024, 1024))]
 )
 def test_the_size_follows_an_aspect_ratio(config: dict[str, str], size: tuple[int, int]) -> None:
     worker = Talking()

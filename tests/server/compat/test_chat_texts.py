@@ -378,9 +378,7 @@ def test_a_language_model_inside_of_a_pipeline_answers_by_its_name(several: Seve
     assert answer.choices[0].message.content == tokenizer.decode(new, skip_special_tokens=True)
 
 
-def test_the_pipeline_around_a_language_model_still_answers_with_pictures(
-    several: Several,
-) -> None:
+def test_the_pipeline_around_a_language_model_still_answers_with_pictures(several: Several) -> None:
     size = {"size": "16x16", "num_inference_steps": 2, "text_encoder_out_layers": [1, 2, 3]}
     answer = ask(several.client, [{"role": "user", "content": "a"}], model="draws", extra_body=size)
 

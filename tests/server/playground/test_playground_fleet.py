@@ -82,10 +82,7 @@ def test_a_page_that_stays_open_goes_on_when_the_whole_server_is_started_again(
 
 
 def test_a_clip_with_sound_is_heard_once_it_is_opened(browser: Any) -> None:
-    with (
-        serving(model=str(checkpoint("ltx2"))) as films,
-        tab(browser, films.url) as opened,
-    ):
+    with serving(model=str(checkpoint("ltx2"))) as films, tab(browser, films.url) as opened:
         page = opened.page
         page.wait_for_selector("#f-num_frames")
         opened.draw("waves", num_inference_steps="2", num_frames="9", width="32", height="32")

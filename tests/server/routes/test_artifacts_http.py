@@ -10,15 +10,7 @@ import pytest
 
 from carpool.request.card import Task
 from support.app import AppClient, open_app
-from support.artifacts_app import (
-    BELL,
-    HUM,
-    MESHES,
-    OF_PICTURES,
-    OF_WORDS,
-    SOUND,
-    Making,
-)
+from support.artifacts_app import BELL, HUM, MESHES, OF_PICTURES, OF_WORDS, SOUND, Making
 from support.pictures import png
 from support.video_app import url_of
 

@@ -40,8 +40,7 @@ def test_each_route_has_a_command_that_a_shell_reads(
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/v1/images/generations", "/sdapi/v1/txt2img", "/v1/chat/completions", "/"],
+    "path", ["/v1/images/generations", "/sdapi/v1/txt2img", "/v1/chat/completions", "/"]
 )
 def test_a_body_of_an_example_is_taken_as_it_is(path: str) -> None:
     body = sample(DOCUMENT["paths"][path]["post"], SCHEMAS)

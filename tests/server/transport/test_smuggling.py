@@ -375,10 +375,7 @@ def test_nothing_behind_the_last_request_is_read() -> None:
 
 
 SEQUENCES = {
-    "a head in parts": (
-        [HIDDEN, None, LAST[:20], LAST[20:-1], LAST[-1:]],
-        ["/hidden", "/last"],
-    ),
+    "a head in parts": ([HIDDEN, None, LAST[:20], LAST[20:-1], LAST[-1:]], ["/hidden", "/last"]),
     "blank lines first": (
         [b"\r\n\r\n" + HIDDEN + b"\r\n", None, b"\r\n" + LAST],
         ["/hidden", "/last"],

@@ -10,6 +10,7 @@ import inspect
 import re
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -123,6 +124,10 @@ def _task(pipe: Pipeline) -> Task:
     parameters, name = parameters_of(pipe), cls.__name__
     controls = getattr(pipe, "controlnet", getattr(pipe, "adapter", None))  # each with an image
     nets = getattr(controls, "nets", getattr(controls, "adapters", ()))
+    unet = getattr(getattr(pipe, "unet", None), "config", None)
+    if getattr(unet, "encoder_hid_dim_type", None) == "ip_image_proj":  # it has an IP-adapter
+        needed = {p.name for p in parameters if p.required} | {"ip_adapter_image"}
+        parameters = tuple([replace(p, required=p.name in needed) for p in parameters])
     return Task(
         name=getattr(cls, "task", "") or _name(cls, {parameter.name for parameter in parameters}),
         pipeline=name,

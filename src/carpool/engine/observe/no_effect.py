@@ -29,6 +29,13 @@ log = logging.getLogger("carpool")
 
 MOST_TEXTS = 64  # tokenized texts recorded per request; beyond that, all texts count as read
 _NEGATIVE = re.compile(r"negative_prompt(_\d+)?")
+_SIZES = "negative_original_size", "negative_target_size"
+_NEEDS = {  # arguments that diffusers ignores without others
+    **dict.fromkeys((*_SIZES, "negative_crops_coords_top_left"), _SIZES),
+    **{f"skip_layer_guidance_{n}": ("skip_guidance_layers",) for n in ("scale", "start", "stop")},
+    "negative_pooled_prompt_embeds": ("negative_prompt_embeds",),
+}  # fmt: skip
+_OFF, _MASKS = "guidance is off for this request", "ip_adapter_masks"
 _SOURCES = (*PICTURES, "video", "latents", "image_latents", "conditions", "reference_image")
 """Arguments to which `strength` may apply."""
 
@@ -85,11 +92,14 @@ class EffectObserver:
         unread = unread_parameters(cls) if self.arguments else frozenset()
         steps = self.arguments.get("sigmas", self.arguments.get("timesteps"))
         for name, value in self.arguments.items():
-            is_off = name == "guidance_rescale" and self._is_guided is False
+            is_guidance = name == "guidance_rescale" or name.startswith("negative_")
+            needed = [n for n in _NEEDS.get(name, ()) if self._values.get(n) is None]
             if name in unread:
                 yield name, "the pipeline does not read it"
-            elif is_off or (_NEGATIVE.fullmatch(name) and not self._reads(value)):
-                yield name, f"guidance is off for this request{self._switch()}"
+            elif (is_guidance and self._is_guided is False) or not self._reads(name, value):
+                yield name, self._unguided()
+            elif needed:
+                yield name, f"it needs {' and '.join(needed)}"
             elif name == "num_inference_steps" and isinstance(steps, list) and len(steps) != value:
                 yield name, "the request's sigmas or timesteps set the steps"
             elif name == "guidance_scale" and not self._takes_guidance(value):
@@ -100,25 +110,28 @@ class EffectObserver:
                 yield name, f"{type(pipe.scheduler).__name__} takes none"
             elif name == "strength" and not any(source in self.arguments for source in _SOURCES):
                 yield name, "it needs an input image, and there is none"
+            elif name.startswith("ip_adapter_image") and not _ip_adapters(pipe):
+                yield name, "the pipeline has no IP-adapter"
             elif name in ATTENTION and value and not _is_read_by_modules(pipe, value):
                 yield name, "no module or LoRA layer of the pipeline uses it"
 
-    def _reads(self, negative: Any) -> bool:
-        if self._is_guided is False or not isinstance(negative, str):
-            return not isinstance(negative, str)
+    def _reads(self, name: str, negative: Any) -> bool:
+        if not _NEGATIVE.fullmatch(name) or not isinstance(negative, str):
+            return True
         words = re.findall(r"\w+", negative.casefold())
         if not (words and self.texts) or len(self.texts) >= MOST_TEXTS:
             return True  # unknown: assume it is read
         texts = [set(re.findall(r"\w+", text.casefold())) for text in self.texts]
         return any(2 * sum(word in tokens for word in words) >= len(words) for tokens in texts)
 
-    def _switch(self) -> str:
+    def _unguided(self) -> str:
+        off = "the pipeline did not read it" if self._is_guided else _OFF
         for name in ("true_cfg_scale", "guidance_scale"):
             if self._task.takes(name):
                 value = self._values.get(name)
                 is_off = isinstance(value, (int, float)) and value <= 1
-                return f": {name} above 1 switches it on" if is_off else ""
-        return ""
+                return f"{off}: {name} above 1 switches it on" if is_off else off
+        return off
 
     def _takes_guidance(self, scale: Any) -> bool:
         if self._is_embedded or not isinstance(scale, (int, float)) or scale <= 1:
@@ -138,6 +151,13 @@ class EffectObserver:
         return is_known and is_on and all(self._values.get(name) is None for name in names)
 
 
+def _ip_adapters(pipe: Any) -> list[Any]:
+    """The attention processors of IP-adapters in the denoiser."""
+    denoiser = getattr(pipe, "unet", None) or getattr(pipe, "transformer", None)
+    processors = getattr(denoiser, "attn_processors", {}).values()
+    return [processor for processor in processors if "IP" in type(processor).__name__]
+
+
 def _uses(method: Any, name: str) -> bool:
     """Whether a method takes a parameter and reads it; unknown code counts as reading it."""
     code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
@@ -150,8 +170,9 @@ def _is_read_by_modules(pipe: Any, kwargs: Mapping[str, Any]) -> bool:
     modules = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
     if "scale" in kwargs and any(map(has_lora_layers, modules)):
         return True
+    idle = set() if any(_uses(p.__call__, _MASKS) for p in _ip_adapters(pipe)) else {_MASKS}
     for cls in {type(module) for module in modules}:
-        unscaled = set(kwargs) - ({"scale"} if takes_scale(cls) else set())
+        unscaled = set(kwargs) - idle - ({"scale"} if takes_scale(cls) else set())
         code = getattr(inspect.unwrap(cls.forward), "__code__", None)
         read = set(_read(code)) if code is not None and is_of_a_library(cls) else set(ATTENTION)
         if unscaled and not read.isdisjoint(ATTENTION):

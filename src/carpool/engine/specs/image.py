@@ -143,102 +143,84 @@ _CONTROL = {"controlnet_cond": STACK, "conditioning_scale": FACTOR}  # of the wh
 
 SPECS: dict[tuple[str, str], Spec] = {
     ("ControlNetModel", "forward"): Spec(rules={**_UNET, **_CONTROL}),
-    ("ErnieImageTransformer2DModel", "forward"): Spec(
-        rules={
-            "hidden_states": STACK,  # (rows, 128, H / 16, W / 16)
-            "timestep": STACK,  # (rows,), 0-1000
-            "text_bth": Pad(mask="text_lens"),  # (rows, text tokens, 2560)
-            "text_lens": STACK,  # (rows,): masks the rest, and positions the image
-        },
+    ("ErnieImageTransformer2DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, 128, H / 16, W / 16)
+        timestep=STACK,  # (rows,), 0-1000
+        text_bth=Pad(mask="text_lens"),  # (rows, text tokens, 2560)
+        text_lens=STACK,  # (rows,): masks the rest, and positions the image
     ),
-    ("FluxTransformer2DModel", "forward"): Spec(
-        rules={
-            **_FLUX,
-            "controlnet_block_samples": STACKS,  # each (rows, image tokens, 3072)
-            "controlnet_single_block_samples": STACKS,
-        },
+    ("FluxTransformer2DModel", "forward"): Spec.of(
+        **_FLUX,
+        controlnet_block_samples=STACKS,  # each (rows, image tokens, 3072)
+        controlnet_single_block_samples=STACKS,
     ),
     ("FluxControlNetModel", "forward"): Spec(
         "hidden_states", {**_FLUX, **_CONTROL, "controlnet_mode": STACK}
     ),
-    ("Flux2Transformer2DModel", "forward"): Spec(
-        rules={
-            "hidden_states": STACK,  # (rows, image tokens, 128), with reference images
-            "timestep": STACK,  # (rows,), 0-1
-            "guidance": STACK,  # (rows,), or None for models without guidance embedding
-            "encoder_hidden_states": STACK,  # (rows, text tokens, 15360): no mask, never padded
-            "txt_ids": SHARE,  # (rows, text tokens, 4): only row 0 is read
-            "img_ids": SHARE,  # (rows, image tokens, 4): only row 0 is read
-            # keys and values of reference tokens: the first forward makes them, others read them
-            "kv_cache": Own(unread=("num_ref_tokens",)),
-        },
+    ("Flux2Transformer2DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, image tokens, 128), with reference images
+        timestep=STACK,  # (rows,), 0-1
+        guidance=STACK,  # (rows,), or None for models without guidance embedding
+        encoder_hidden_states=STACK,  # (rows, text tokens, 15360): no mask, never padded
+        txt_ids=SHARE,  # (rows, text tokens, 4): only row 0 is read
+        img_ids=SHARE,  # (rows, image tokens, 4): only row 0 is read
+        # keys and values of reference tokens: the first forward makes them, others read them
+        kv_cache=Own(unread=("num_ref_tokens",)),
     ),
-    ("GlmImageTransformer2DModel", "forward"): Spec(
-        rules={
-            "hidden_states": STACK,  # (rows, 16, H / 8, W / 8)
-            "timestep": STACK,  # (rows,), 0-1000
-            # (rows, text tokens, 1472): the quoted text. Never padded: no mask is passed, and the
-            # model's own mask, zeros and ones added to the scores, hides nothing
-            "encoder_hidden_states": STACK,
-            "prior_token_id": STACK,  # (rows, image tokens)
-            "prior_token_drop": STACK,  # (rows, image tokens): true without the prompt
-            "target_size": STACK,  # (rows, 2)
-            "crop_coords": STACK,  # (rows, 2)
-            "kv_caches": _GlmCaches(),
-        },
+    ("GlmImageTransformer2DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, 16, H / 8, W / 8)
+        timestep=STACK,  # (rows,), 0-1000
+        # (rows, text tokens, 1472): the quoted text. Never padded: no mask is passed, and the
+        # model's own mask, zeros and ones added to the scores, hides nothing
+        encoder_hidden_states=STACK,
+        prior_token_id=STACK,  # (rows, image tokens)
+        prior_token_drop=STACK,  # (rows, image tokens): true without the prompt
+        target_size=STACK,  # (rows, 2)
+        crop_coords=STACK,  # (rows, 2)
+        kv_caches=_GlmCaches(),
     ),
-    ("HiDreamImageTransformer2DModel", "forward"): Spec(
-        rules={
-            "hidden_states": STACK,  # (rows, 16, H / 8, W / 8), or (rows, image tokens, 64)
-            "timesteps": STACK,  # (rows,), 0-1000
-            "encoder_hidden_states_t5": STACK,  # (rows, text tokens, 4096): no mask, never padded
-            "encoder_hidden_states_llama3": LAYERS,  # (32 layers, rows, text tokens, 4096)
-            "pooled_embeds": STACK,  # (rows, 2048)
-            "img_ids": STACK,  # (rows, image tokens, 3), or None
-            "img_sizes": STACK,  # (rows, 2), or None
-            "hidden_states_masks": STACK,  # (rows, image tokens), or None
-        },
+    ("HiDreamImageTransformer2DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, 16, H / 8, W / 8), or (rows, image tokens, 64)
+        timesteps=STACK,  # (rows,), 0-1000
+        encoder_hidden_states_t5=STACK,  # (rows, text tokens, 4096): no mask, never padded
+        encoder_hidden_states_llama3=LAYERS,  # (32 layers, rows, text tokens, 4096)
+        pooled_embeds=STACK,  # (rows, 2048)
+        img_ids=STACK,  # (rows, image tokens, 3), or None
+        img_sizes=STACK,  # (rows, 2), or None
+        hidden_states_masks=STACK,  # (rows, image tokens), or None
     ),
     ("HunyuanDiT2DControlNetModel", "forward"): Spec("hidden_states", {**_HUNYUAN_DIT, **_CONTROL}),
     ("HunyuanDiT2DModel", "forward"): Spec(
         "hidden_states", {**_HUNYUAN_DIT, "controlnet_block_samples": STACKS}
     ),
-    ("LuminaNextDiT2DModel", "forward"): Spec(
-        rules={
-            "hidden_states": STACK,  # (rows, 4, H / 8, W / 8)
-            "timestep": STACK,  # (rows,), 0-1
-            "encoder_hidden_states": STACK,  # (rows, 256, 2048): always padded
-            "encoder_mask": STACK,  # (rows, 256)
-            "image_rotary_emb": SHARE,  # (384, 384, 48): the same for all sizes
-        },
+    ("LuminaNextDiT2DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, 4, H / 8, W / 8)
+        timestep=STACK,  # (rows,), 0-1
+        encoder_hidden_states=STACK,  # (rows, 256, 2048): always padded
+        encoder_mask=STACK,  # (rows, 256)
+        image_rotary_emb=SHARE,  # (384, 384, 48): the same for all sizes
     ),
-    ("Lumina2Transformer2DModel", "forward"): Spec(
-        rules={
-            "hidden_states": STACK,  # (rows, 16, H / 8, W / 8)
-            "timestep": STACK,  # (rows,), 0-1
-            "encoder_hidden_states": Pad(mask="encoder_attention_mask"),  # (rows, 256, 2304)
-            # (rows, 256): its sums position the image
-            "encoder_attention_mask": Pad(mask="encoder_attention_mask", places=True),
-        },
+    ("Lumina2Transformer2DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, 16, H / 8, W / 8)
+        timestep=STACK,  # (rows,), 0-1
+        encoder_hidden_states=Pad(mask="encoder_attention_mask"),  # (rows, 256, 2304)
+        # (rows, 256): its sums position the image
+        encoder_attention_mask=Pad(mask="encoder_attention_mask", places=True),
     ),
-    ("OmniGenTransformer2DModel", "forward"): Spec(
-        rules={
-            "hidden_states": STACK,  # (rows, 4, H / 8, W / 8)
-            "timestep": STACK,  # (rows,), 0-1
-            "input_ids": STACK,  # (rows, text tokens): padding would need masks
-            "attention_mask": STACK,  # (rows, tokens, tokens)
-            "position_ids": Keyed(STACK, _first_row),  # (rows, tokens)
-            # input images: keyed by the number of their row
-            "input_img_latents": State(lambda latents: None if latents else "no picture"),
-        },
+    ("OmniGenTransformer2DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, 4, H / 8, W / 8)
+        timestep=STACK,  # (rows,), 0-1
+        input_ids=STACK,  # (rows, text tokens): padding would need masks
+        attention_mask=STACK,  # (rows, tokens, tokens)
+        position_ids=Keyed(STACK, _first_row),  # (rows, tokens)
+        # input images: keyed by the number of their row
+        input_img_latents=State(lambda latents: None if latents else "no picture"),
     ),
     ("QwenImageControlNetModel", "forward"): Spec("hidden_states", {**_QWEN, **_CONTROL}),
-    ("QwenImageTransformer2DModel", "forward"): Spec(
-        rules={
-            **_QWEN,
-            "additional_t_cond": STACK,  # (rows,), for layered models
-            "controlnet_block_samples": STACKS,  # each (rows, image tokens, 3072)
-        },
+    ("QwenImageTransformer2DModel", "forward"): Spec.of(
+        **_QWEN,
+        additional_t_cond=STACK,  # (rows,), for layered models
+        controlnet_block_samples=STACKS,  # each (rows, image tokens, 3072)
     ),
     ("QwenImage21Transformer2DModel", "forward"): Spec(
         rules={
@@ -257,29 +239,21 @@ SPECS: dict[tuple[str, str], Spec] = {
         "hidden_states", {**_SD3, "block_controlnet_hidden_states": STACKS}
     ),
     ("SanaControlNetModel", "forward"): Spec("hidden_states", {**_SANA, **_CONTROL}),
-    ("SanaTransformer2DModel", "forward"): Spec(
-        rules={
-            **_SANA,
-            "guidance": STACK,  # (rows,), SANA Sprint only
-            "controlnet_block_samples": STACKS,  # each (rows, image tokens, width)
-        },
+    ("SanaTransformer2DModel", "forward"): Spec.of(
+        **_SANA,
+        guidance=STACK,  # (rows,), SANA Sprint only
+        controlnet_block_samples=STACKS,  # each (rows, image tokens, width)
     ),
-    ("UNet2DConditionModel", "forward"): Spec(
-        rules={
-            **_UNET,
-            "down_block_additional_residuals": STACKS,  # ControlNet's, one a layer
-            "mid_block_additional_residual": STACK,
-            "down_intrablock_additional_residuals": STACKS,  # a T2I-adapter's
-        },
+    ("UNet2DConditionModel", "forward"): Spec.of(
+        **_UNET,
+        down_block_additional_residuals=STACKS,  # ControlNet's, one a layer
+        mid_block_additional_residual=STACK,
+        down_intrablock_additional_residuals=STACKS,  # a T2I-adapter's
     ),
-    ("ZImageControlNetModel", "forward"): Spec(
-        rules={
-            **_ZIMAGE,
-            "x": Keyed(LIST, _sizes),
-            "cap_feats": Keyed(LIST, _lengths),
-            "control_context": LIST,  # each (33, 1, H / 8, W / 8)
-            "conditioning_scale": FACTOR,
-        },
+    ("ZImageControlNetModel", "forward"): Spec.of(
+        **{**_ZIMAGE, "x": Keyed(LIST, _sizes), "cap_feats": Keyed(LIST, _lengths)},
+        control_context=LIST,  # each (33, 1, H / 8, W / 8)
+        conditioning_scale=FACTOR,
     ),
     ("ZImageTransformer2DModel", "forward"): Spec(
         rules={**_ZIMAGE, "controlnet_block_samples": STACKS},  # layers of (rows, tokens, 3840)

@@ -354,6 +354,10 @@ class Spec:
         object.__setattr__(self, "rows", self.rows or next(iter(self.rules)))
         object.__setattr__(self, "rules", {n: as_rule(rule) for n, rule in self.rules.items()})
 
+    @classmethod
+    def of(cls, axis: str = "", /, **rules: ArgumentRule) -> "Spec":
+        return cls(axis, rules)
+
     def rule(self, name: str) -> Rule:
         """The rule of an argument; `FLAG` where the table has none."""
         return self.rules.get(name, FLAG)  # type: ignore[return-value]  # made by `__post_init__`

@@ -7,11 +7,9 @@ from carpool.engine.specs.rules import CONCAT, STACK, Spec
 
 _TEXT = Spec(rules={"input_ids": STACK, "attention_mask": STACK})
 
-_T5 = Spec(
-    rules={
-        "input_ids": Pad(mask="attention_mask", cut=("last_hidden_state", "hidden_states")),
-        "attention_mask": Pad(mask="attention_mask"),
-    },
+_T5 = Spec.of(
+    input_ids=Pad(mask="attention_mask", cut=("last_hidden_state", "hidden_states")),
+    attention_mask=Pad(mask="attention_mask"),
 )
 
 _DECODER = Spec(  # language models as encoders: causal, so end padding changes no earlier token

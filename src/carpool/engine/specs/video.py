@@ -13,13 +13,11 @@ from carpool.engine.specs.rules import (
     Spec,
 )
 
-_WAN = Spec(
-    rules={
-        "hidden_states": STACK,  # (rows, 16, 36 or 48, frames, H / 8, W / 8)
-        "timestep": STACK,  # (rows,), 0-1000; Wan 2.2 5B: (rows, video tokens)
-        "encoder_hidden_states": STACK,  # (rows, text tokens, 4096): no mask, never padded
-        "encoder_hidden_states_image": CONCAT,  # (rows, or 2 rows with a last image, 257, D)
-    },
+_WAN = Spec.of(
+    hidden_states=STACK,  # (rows, 16, 36 or 48, frames, H / 8, W / 8)
+    timestep=STACK,  # (rows,), 0-1000; Wan 2.2 5B: (rows, video tokens)
+    encoder_hidden_states=STACK,  # (rows, text tokens, 4096): no mask, never padded
+    encoder_hidden_states_image=CONCAT,  # (rows, or 2 rows with a last image, 257, D)
 )
 
 _COSMOS = {
@@ -37,91 +35,68 @@ _HUNYUAN: dict[str, ArgumentRule] = {
     "guidance": STACK,  # (rows,), or None for models without guidance embedding
 }
 
-
-_HUNYUAN3D = Spec(
-    rules={
-        "x": STACK,  # (rows, 3072 or 512 tokens, 64)
-        "t": STACK,  # (rows,), 0-1
-        "contexts": {"main": STACK},  # (rows, image tokens, 1536)
-        "guidance": STACK,  # (rows,), distilled models
-    },
-)
-
 SPECS: dict[tuple[str, str], Spec] = {
-    ("AnyFlowFARTransformer3DModel", "forward"): Spec(
-        rules={
-            "hidden_states": STACK,  # (rows, frames, 16, H / 8, W / 8), one chunk
-            "timestep": STACK,  # (rows, frames), 0-1000
-            "r_timestep": STACK,  # (rows, frames), 0-1000
-            "encoder_hidden_states": STACK,  # (rows, text tokens, 4096)
-            "encoder_hidden_states_image": STACK,  # (rows, 257, 1280)
-            "kv_cache": Own(),  # per layer (2, rows, heads, tokens, D): flags fix the count
-            # attention_mask, an object, in calls that fill the cache after a chunk: they run alone
-        },
+    ("AnyFlowFARTransformer3DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, frames, 16, H / 8, W / 8), one chunk
+        timestep=STACK,  # (rows, frames), 0-1000
+        r_timestep=STACK,  # (rows, frames), 0-1000
+        encoder_hidden_states=STACK,  # (rows, text tokens, 4096)
+        encoder_hidden_states_image=STACK,  # (rows, 257, 1280)
+        kv_cache=Own(),  # per layer (2, rows, heads, tokens, D): flags fix the count
+        # attention_mask, an object, in calls that fill the cache after a chunk: they run alone
     ),
-    ("CogVideoXTransformer3DModel", "forward"): Spec(
-        rules={
-            "hidden_states": STACK,  # (rows, frames, 16 or 32, H / 8, W / 8)
-            "encoder_hidden_states": STACK,  # (rows, 226, 4096): always padded
-            "timestep": STACK,  # (rows,), 0-1000
-            "timestep_cond": STACK,
-            "ofs": SHARE,  # (1,), for any number of rows
-            "image_rotary_emb": SHARE,  # two of (video tokens, 64)
-        },
+    ("CogVideoXTransformer3DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, frames, 16 or 32, H / 8, W / 8)
+        encoder_hidden_states=STACK,  # (rows, 226, 4096): always padded
+        timestep=STACK,  # (rows,), 0-1000
+        timestep_cond=STACK,
+        ofs=SHARE,  # (1,), for any number of rows
+        image_rotary_emb=SHARE,  # two of (video tokens, 64)
     ),
     ("CosmosControlNetModel", "forward"): Spec(
-        rows="latents",
-        rules={**_COSMOS, "latents": STACK, "controls_latents": STACK},
+        rows="latents", rules={**_COSMOS, "latents": STACK, "controls_latents": STACK}
     ),
-    ("CosmosTransformer3DModel", "forward"): Spec(
-        rows="hidden_states",
-        rules={
-            **_COSMOS,
-            "hidden_states": STACK,  # (rows, 16, frames, H / 8, W / 8)
-            "block_controlnet_hidden_states": STACKS,
-        },
+    ("CosmosTransformer3DModel", "forward"): Spec.of(
+        "hidden_states",
+        **_COSMOS,
+        hidden_states=STACK,  # (rows, 16, frames, H / 8, W / 8)
+        block_controlnet_hidden_states=STACKS,
     ),
-    ("HeliosTransformer3DModel", "forward"): Spec(
-        rules={
-            "hidden_states": STACK,  # (rows, 16, frames, h, w): h, w of the pyramid's stage
-            "timestep": STACK,  # (rows,), 0-1000
-            "encoder_hidden_states": STACK,  # (rows, text tokens, 4096): no mask, never padded
-            "indices_hidden_states": SHARE,  # (1, frames), for any number of rows
-            "indices_latents_history_short": SHARE,  # (1, 2)
-            "indices_latents_history_mid": SHARE,  # (1, 2)
-            "indices_latents_history_long": SHARE,  # (1, 16)
-            "latents_history_short": STACK,  # (rows, 16, 2, H / 8, W / 8)
-            "latents_history_mid": STACK,  # (rows, 16, 2, H / 8, W / 8)
-            "latents_history_long": STACK,  # (rows, 16, 16, H / 8, W / 8)
-        },
+    ("HeliosTransformer3DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, 16, frames, h, w): h, w of the pyramid's stage
+        timestep=STACK,  # (rows,), 0-1000
+        encoder_hidden_states=STACK,  # (rows, text tokens, 4096): no mask, never padded
+        indices_hidden_states=SHARE,  # (1, frames), for any number of rows
+        indices_latents_history_short=SHARE,  # (1, 2)
+        indices_latents_history_mid=SHARE,  # (1, 2)
+        indices_latents_history_long=SHARE,  # (1, 16)
+        latents_history_short=STACK,  # (rows, 16, 2, H / 8, W / 8)
+        latents_history_mid=STACK,  # (rows, 16, 2, H / 8, W / 8)
+        latents_history_long=STACK,  # (rows, 16, 16, H / 8, W / 8)
     ),
-    ("HunyuanVideo15Transformer3DModel", "forward"): Spec(
-        rules={
-            "hidden_states": STACK,  # (rows, 65, frames, H / 16, W / 16)
-            "timestep": STACK,  # (rows,), 0-1000
-            "timestep_r": STACK,
-            "encoder_hidden_states": STACK,  # (rows, 1000, 3584): always padded
-            "encoder_attention_mask": STACK,  # (rows, 1000): each row is sorted by itself
-            "encoder_hidden_states_2": STACK,  # (rows, 256, 1472)
-            "encoder_attention_mask_2": STACK,
-            # (rows, 729, 1152): zeros are masked only if those of all rows are zero
-            "image_embeds": Keyed(STACK, lambda pictures: not bool(pictures.any())),
-        },
+    ("HunyuanVideo15Transformer3DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, 65, frames, H / 16, W / 16)
+        timestep=STACK,  # (rows,), 0-1000
+        timestep_r=STACK,
+        encoder_hidden_states=STACK,  # (rows, 1000, 3584): always padded
+        encoder_attention_mask=STACK,  # (rows, 1000): each row is sorted by itself
+        encoder_hidden_states_2=STACK,  # (rows, 256, 1472)
+        encoder_attention_mask_2=STACK,
+        # (rows, 729, 1152): zeros are masked only if those of all rows are zero
+        image_embeds=Keyed(STACK, lambda pictures: not bool(pictures.any())),
     ),
-    ("HunyuanVideoFramepackTransformer3DModel", "forward"): Spec(
-        rows="hidden_states",
-        rules={
-            **_HUNYUAN,
-            "hidden_states": STACK,  # (rows, 16, frames, H / 8, W / 8)
-            "image_embeds": STACK,  # (rows, 729, 1152)
-            "indices_latents": SHARE,  # (frames,), like the others
-            "latents_clean": STACK,
-            "indices_latents_clean": SHARE,
-            "latents_history_2x": STACK,
-            "indices_latents_history_2x": SHARE,
-            "latents_history_4x": STACK,
-            "indices_latents_history_4x": SHARE,
-        },
+    ("HunyuanVideoFramepackTransformer3DModel", "forward"): Spec.of(
+        "hidden_states",
+        **_HUNYUAN,
+        hidden_states=STACK,  # (rows, 16, frames, H / 8, W / 8)
+        image_embeds=STACK,  # (rows, 729, 1152)
+        indices_latents=SHARE,  # (frames,), like the others
+        latents_clean=STACK,
+        indices_latents_clean=SHARE,
+        latents_history_2x=STACK,
+        indices_latents_history_2x=SHARE,
+        latents_history_4x=STACK,
+        indices_latents_history_4x=SHARE,
     ),
     ("HunyuanVideoTransformer3DModel", "forward"): Spec(
         rows="hidden_states",
@@ -150,13 +125,11 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
         needs=("video_coords", "audio_coords"),
     ),
-    ("MochiTransformer3DModel", "forward"): Spec(
-        rules={
-            "hidden_states": STACK,  # (rows, 12, frames, H / 8, W / 8)
-            "encoder_hidden_states": STACK,  # (rows, 256, 4096): always padded
-            "timestep": STACK,  # (rows,), 0-1000
-            "encoder_attention_mask": STACK,  # (rows, 256): rows attend one by one
-        },
+    ("MochiTransformer3DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, 12, frames, H / 8, W / 8)
+        encoder_hidden_states=STACK,  # (rows, 256, 4096): always padded
+        timestep=STACK,  # (rows,), 0-1000
+        encoder_attention_mask=STACK,  # (rows, 256): rows attend one by one
     ),
     ("LTX2TextConnectors", "forward"): Spec(  # its registers depend on the padding
         rows="text_encoder_hidden_states",
@@ -167,9 +140,14 @@ SPECS: dict[tuple[str, str], Spec] = {
     ),
     ("WanTransformer3DModel", "forward"): _WAN,
     ("WanVACETransformer3DModel", "forward"): Spec(
-        rules={**_WAN.rules, "control_hidden_states": STACK, "control_hidden_states_scale": SHARE},
+        rules={**_WAN.rules, "control_hidden_states": STACK, "control_hidden_states_scale": SHARE}
     ),
-    ("Hunyuan3DDiT", "forward"): _HUNYUAN3D,
+    ("Hunyuan3DDiT", "forward"): Spec.of(
+        x=STACK,  # (rows, 3072 or 512 tokens, 64)
+        t=STACK,  # (rows,), 0-1
+        contexts={"main": STACK},  # (rows, image tokens, 1536)
+        guidance=STACK,  # (rows,), distilled models
+    ),
     ("SparseLinearWanTransformer", "forward"): _WAN,
     ("VideoSparseWanTransformer", "forward"): _WAN,
 }
