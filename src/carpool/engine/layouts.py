@@ -92,8 +92,7 @@ def keep(
         layouts_of: returns the layouts of an operand.
         has_rows: whether axis 0 of an operand is the batch.
     """
-    operands = tensors(args, kwargs)
-    with_rows = [operand for operand in operands if has_rows(operand)]
+    with_rows = [operand for operand in tensors(args, kwargs) if has_rows(operand)]
     if all(layouts_of(operand) is None for operand in with_rows):
         return None
     total = sum(rows)

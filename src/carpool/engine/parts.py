@@ -42,8 +42,7 @@ class Installation:
         self._loaded, self._heartbeat = loaded, heartbeat
         pipelines = loaded.originals.values()
         self.isolation = Isolation(loaded.modules, loaded.device.torch, pipelines)
-        read = partial(reader_of, is_exact=is_exact)
-        self.interception = Interception(loaded.modules, read)
+        self.interception = Interception(loaded.modules, partial(reader_of, is_exact=is_exact))
         truncation.install()
         self._tokenizers = Tokenizers(loaded.pipe.components)
         self.adapters = Adapters(loaded.pipe, loaded.device.torch, is_exact=is_exact)

@@ -15,7 +15,7 @@ from carpool.types import Request
 from support.engine_driver import Drive, Recorder, VirtualClock, driving
 from support.language import MODELS, Author, Exactly, assert_as_alone, author
 
-READ_AT_ONCE = {"glm", "t5"}  # places of pictures; a cache of another kind
+READ_AT_ONCE = {"glm", "t5", "longrope"}  # pictures; another cache; angles by length
 UNKEPT = {*READ_AT_ONCE, "qwen3.5", "gemma3", "gemma4"}  # linear attention; windows
 COMMON = torch.tensor([[5 + 3 * j % 200 for j in range(3 * BLOCK)]])  # fixed instructions
 
@@ -40,7 +40,7 @@ def submit(drive: Drive, *numbers: int) -> list[Recorder]:
     return [drive.submit(str(number), seed=number) for number in numbers]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "longrope"])
 def test_what_prompts_have_in_common_is_read_once_and_the_rest_in_parts(name: str) -> None:
     with driving(reading(name), conditioning_cache=64.0) as drive:
         heard = submit(drive, 0, 1, 2, 3)

@@ -83,8 +83,7 @@ class Packer:
         """Keys that no later call uses, each returned once. Call it after `pack`."""
         self._bury()
         while self._bytes > self.most_bytes or len(self._entries) > self.capacity:
-            identity = next(iter(self._entries))
-            self._forget(self._entries.pop(identity).key)
+            self._forget(self._entries.pop(next(iter(self._entries))).key)
         forgotten, self._forgotten = self._forgotten, []
         return forgotten
 

@@ -48,8 +48,7 @@ class OwnCache:
         """The part that must be equal to share a forward: all but the length."""
         kinds = tuple([getattr(layer, "sliding_window", 0) for layer in self.cache.layers])
         kinds += tuple(self.mask) if isinstance(self.mask, Mapping) else ()
-        axes = 1 if self.positions is None else self.positions.shape[0]
-        return kinds, axes
+        return kinds, 1 if self.positions is None else self.positions.shape[0]
 
     def rewound(self) -> Cache:
         """Rewind the cache to its state before the call, and return it."""
@@ -115,9 +114,9 @@ def is_plain(cache: Any) -> bool:
     )
 
 
-def can_pack(cache: Any) -> bool:
-    """Whether a cache holds nothing but keys and values of one text."""
-    return is_plain(cache) and all(
+def can_pack(cache: Any, below: float) -> bool:
+    """Whether a cache holds nothing but keys and values of one text, shorter than `below`."""
+    return (is_plain(cache) and cache.get_seq_length() + 1 < below) and all(
         layer.is_initialized and layer.keys.shape[0] == 1 for layer in layers_of(cache)
     )
 

@@ -70,9 +70,8 @@ class Decoder:
             return type(answer)(**fields)
         pads = not (self._latent or torch._C._len_torch_function_stack())  # that: exact numerics
         packed = PackedCache(parts, self._config._attn_implementation, pads=pads)
-        masks = packed.masks
-        if isinstance(masks[0], Mapping):
-            arguments["attention_mask"] = {n: [mask[n] for mask in masks] for n in masks[0]}
+        if isinstance(kinds := packed.masks[0], Mapping):
+            arguments["attention_mask"] = {n: [mask[n] for mask in packed.masks] for n in kinds}
         with self._packing(packed, has_axes=parts[0].positions is not None):
             answer = self._original(past_key_values=packed, **arguments)
         answer.past_key_values = None  # each text has its own

@@ -7,7 +7,9 @@ model. These park while the component generates.
 """
 
 import inspect
+import re
 from collections.abc import Iterator
+from math import inf
 
 from torch import nn
 
@@ -65,6 +67,13 @@ def linear_parts(module: nn.Module) -> int:
     return sum(type(part).__name__ in _CONTINUED for part in module.modules())
 
 
+def unscaled_length(module: nn.Module) -> float:
+    """The length below which a text's rotary angles do not depend on its length; inf: any."""
+    rotary = [part for part in module.modules() if _SCALED.search(str(vars(part).get("rope_type")))]
+    configs = str([vars(part)["config"].to_dict() for part in rotary])
+    return min(map(int, re.findall(r"max_position_embeddings': (\d+)", configs)), default=inf)
+
+
 def head_of(module: nn.Module) -> nn.Module | None:
     """The layer that computes logits, if it is large enough for a separate forward."""
     find = getattr(module, "get_output_embeddings", None)
@@ -74,4 +83,5 @@ def head_of(module: nn.Module) -> nn.Module | None:
 
 
 _CONTINUED = ("Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen3NextGatedDeltaNet")
+_SCALED = re.compile("dynamic|longrope")  # kinds of rotary angles
 _TAKES = {"inputs_embeds", "position_ids", "past_key_values"}

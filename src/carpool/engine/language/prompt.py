@@ -73,8 +73,10 @@ class PromptReading:
             layer.update(keys, values)
 
 
-def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading | None:
-    """The prompt of a language model's call; None if it must be prefilled in one forward."""
+def prompt_of(
+    module: nn.Module, arguments: Mapping[str, Any], below: float
+) -> PromptReading | None:
+    """The prompt of a model's call; None: it runs in one forward, as from `below` tokens on."""
     present = {n: v for n, v in arguments.items() if v is not None and v is not False}
     present = {n: v for n, v in present.items() if not isinstance(v, dict) or v}
     names = "input_ids", "attention_mask", "past_key_values", "logits_to_keep"
@@ -87,11 +89,10 @@ def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading 
         return None  # it cannot be continued, or continues an earlier text
     columns = [present[name] for name in _BY_TOKEN if name in present]
     are_tensors = all(isinstance(value, Tensor) for value in (ids, *columns))
-    if not are_tensors or ids.ndim != 2 or ids.shape[0] != 1 or not (tokens := ids.shape[1]):
+    if not are_tensors or ids.shape[:-1] != (1,) or not 0 < (tokens := ids.shape[1]) < below:
         return None
-    if any(value.shape[-1:] != (tokens,) for value in columns) or not is_open(mask):
-        return None
-    if getattr(mask, "shape", ids.shape) != ids.shape:
+    is_whole = is_open(mask) and getattr(mask, "shape", ids.shape) == ids.shape
+    if not is_whole or any(value.shape[-1:] != (tokens,) for value in columns):
         return None
     if any(present[name].any() for name in _BY_TOKEN[2:] if name in present):
         return None  # picture tokens may attend to later ones

@@ -45,17 +45,15 @@ class LayerRows:
         """Add a token to each text, (texts, heads, 1, width); returns all keys and values."""
         self.keys[self._places, :, lengths] = keys[:, :, 0]
         self.values[self._places, :, lengths] = values[:, :, 0]
-        longest = 0
-        for place, (layer, (own_keys, own_values)) in enumerate(
-            zip(layers, self._parts, strict=True)
-        ):
+        texts = enumerate(zip(layers, self._parts, strict=True))
+        for place, (layer, (own_keys, own_values)) in texts:
             length = layer.keys.shape[2] + 1
             layer.keys = own_keys.narrow(2, 0, length)
             layer.values = own_values.narrow(2, 0, length)
             layer.keys._row = self, place
             if layer.is_sliding:
                 layer.cumulative_length = length
-            longest = max(longest, length)
+        longest = max(layer.keys.shape[2] for layer in layers)
         return self.keys.narrow(2, 0, longest), self.values.narrow(2, 0, longest)
 
 

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 
 from carpool.engine.language.own_cache import OwnCache, by_row, can_pack, is_open, is_plain
 from carpool.engine.language.packed import HEAD, SPECS, Decoder
-from carpool.engine.language.parts import decoder_of, head_of
+from carpool.engine.language.parts import decoder_of, head_of, unscaled_length
 from carpool.engine.language.prompt import PromptReading, prompt_of
 
 
@@ -29,6 +29,7 @@ class PackedTokens:
         self, decoder: nn.Module, head: nn.Module | None, *, packs_prompts: bool = True
     ) -> None:
         self.decoder, self.head, self.packs_prompts = decoder, head, packs_prompts
+        self._below = unscaled_length(decoder)
         self._open: WeakKeyDictionary[Cache, bool] = WeakKeyDictionary()  # texts without padding
         self._prompts: WeakKeyDictionary[Cache, PromptReading] = WeakKeyDictionary()
 
@@ -39,8 +40,7 @@ class PackedTokens:
     @contextmanager
     def reading(self, module: nn.Module, arguments: Mapping[str, Any]) -> Iterator[Any]:
         """The prompt of a whole model's call, while it is prefilled; None: it runs in one call."""
-        prompt = prompt_of(module, arguments)
-        if prompt is not None:
+        if (prompt := prompt_of(module, arguments, self._below)) is not None:
             self._prompts[prompt.cache] = prompt
         try:
             yield prompt
@@ -57,7 +57,7 @@ class PackedTokens:
         """Whether a call of a whole model is for one token, or a part of a prompt, of one text."""
         ids, cache = arguments.get("input_ids"), arguments.get("past_key_values")
         is_single = isinstance(ids, Tensor) and ids.shape == (1, 1)
-        return (is_single and can_pack(cache)) or self.prompt_in(arguments) is not None
+        return (is_single and can_pack(cache, self._below)) or self.prompt_in(arguments) is not None
 
     def packable(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a decoder's call in the form of `SPECS`; None if it runs alone."""
@@ -65,7 +65,7 @@ class PackedTokens:
         cache, mask = present.pop("past_key_values", None), present.pop("attention_mask", None)
         positions, prompt = present.get("position_ids"), self.prompt_in(arguments)
         leads = [name for name in ("input_ids", "inputs_embeds") if name in present]
-        if len(leads) != 1 or not (can_pack(cache) or (prompt and is_plain(cache))):
+        if len(leads) != 1 or not (can_pack(cache, self._below) or (prompt and is_plain(cache))):
             return None
         tokens = present[leads[0]].shape[1] if prompt else 1
         if not isinstance(positions, Tensor) or positions.shape[-2:] != (1, tokens):

@@ -100,8 +100,7 @@ class Hunyuan3DPipeline(DiffusionPipeline):  # type: ignore[misc]
             "bounds": float(box_v), "mc_level": mc_level, "num_chunks": num_chunks,
             "octree_resolution": octree_resolution, "enable_pbar": False,
         }  # fmt: skip
-        extract = partial(_surface, self.vae, latents, options)
-        return MeshOutput(meshes=[beside_loop(extract)])
+        return MeshOutput(meshes=[beside_loop(partial(_surface, self.vae, latents, options))])
 
 
 def _at_step_end(pipe: Any, callback: Any, step: int, timestep: Any, output: Any) -> None:

@@ -121,8 +121,8 @@ def rewrite(pipe: Any, prompt: str, tell: TellPrompt) -> str:
             f"{place - limit}: shorten it, or send {NAME}=false",
             param=NAME,
         )
-    options = {"max_new_tokens": limit, "do_sample": False}
-    ids = model.generate(**inputs.to(model.device), **watched(tokenizer, tell, options))
+    options = watched(tokenizer, tell, {"max_new_tokens": limit, "do_sample": False})
+    ids = model.generate(**inputs.to(model.device), **options)
     return answer_in(tokenizer.decode(ids[0, read:], skip_special_tokens=True)) or prompt
 
 

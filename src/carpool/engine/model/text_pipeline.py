@@ -87,8 +87,7 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
         if inputs["input_ids"].shape[-1] == 0:
             name = "prompt" if messages is None else "messages"
             raise InvalidValue(f"{name} has no text: write at least a word", param=name)
-        device = self._execution_device
-        return {name: value.to(device) for name, value in inputs.items()}
+        return {name: value.to(self._execution_device) for name, value in inputs.items()}
 
     def _only_text(self, messages: Sequence[Any]) -> str:
         if len(messages) > 1 or messages[0]["role"] != "user":

@@ -183,8 +183,7 @@ def _is_read_by_modules(pipe: Any, kwargs: Mapping[str, Any]) -> bool:
 @lru_cache(256)
 def unread_parameters(cls: type) -> frozenset[str]:
     """The parameters of a pipeline's `__call__` that its code never reads."""
-    call = inspect.unwrap(cls.__call__)
-    code = getattr(call, "__code__", None)
+    code = getattr(inspect.unwrap(cls.__call__), "__code__", None)
     if code is None or not is_of_a_library(cls):  # other code may use `locals`
         return frozenset()
     names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]

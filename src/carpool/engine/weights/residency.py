@@ -100,8 +100,7 @@ def _spread(sizes: Sequence[int], left_bytes: int) -> list[int]:
     Blocks of one denoiser compute for about equally long, but FLUX's first ones have 2.4 times the
     weights of the others: copies are hidden best if each block has to hide equally many bytes.
     """
-    total = sum(sizes)
-    streamed_bytes = float(total - left_bytes)
+    streamed_bytes = float(sum(sizes) - left_bytes)
     while True:
         resident, due = [], 0.0
         for i, size in enumerate(sizes):
