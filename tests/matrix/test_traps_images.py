@@ -140,6 +140,36 @@ def test_the_scale_that_a_request_gives_to_an_adapter_reaches_no_other() -> None
     assert drive.widths("unet") == [4, 1, 1, 3]  # the last request runs again, alone
 
 
+def with_flux_adapter(pipe: Any) -> DiffusionPipeline:
+    model, random = pipe.transformer, torch.Generator().manual_seed(0)
+    text, width = model.config.joint_attention_dim, model.inner_dim
+    of_pictures = {"proj.weight": (4 * text, 8), "proj.bias": (4 * text,)}
+    of_pictures |= {"norm.weight": (text,), "norm.bias": (text,)}
+    of_layers = {
+        f"{layer}.{part}_ip.{kind}": (width, text)[: 1 + (kind == "weight")]
+        for layer in range(len(model.transformer_blocks))
+        for part in ("to_k", "to_v")
+        for kind in ("weight", "bias")
+    }
+    weights = {
+        kind: {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+        for kind, shapes in (("image_proj", of_pictures), ("ip_adapter", of_layers))
+    }
+    model._load_ip_adapter_weights([weights])
+    return pipe
+
+
+def test_pictures_of_flux_adapters_stay_apart_in_one_dict_of_attention_kwargs() -> None:
+    kwargs = {"scale": 1.0}  # the pipeline writes the picture into it
+    seen = [[torch.full((1, 1, 8), number)] for number in (0.1, 1.0)]
+    pictures = [{f"{n}ip_adapter_image_embeds": s for n in ("", "negative_")} for s in seen]
+    ride(
+        "flux",
+        *({"prompt": "a cat", "joint_attention_kwargs": kwargs, **one} for one in pictures),
+        adapt=with_flux_adapter,
+    )
+
+
 @needs_torchvision
 def test_what_glm_quotes_shares_a_forward_with_its_own_length_only() -> None:
     prompts = ("a sign that says 'cat'", "a 'dog' in the rain", "an 'astronaut'", LONG)

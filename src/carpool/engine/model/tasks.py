@@ -124,8 +124,9 @@ def _task(pipe: Pipeline) -> Task:
     parameters, name = parameters_of(pipe), cls.__name__
     controls = getattr(pipe, "controlnet", getattr(pipe, "adapter", None))  # each with an image
     nets = getattr(controls, "nets", getattr(controls, "adapters", ()))
-    unet = getattr(getattr(pipe, "unet", None), "config", None)
-    if getattr(unet, "encoder_hid_dim_type", None) == "ip_image_proj":  # it has an IP-adapter
+    denoiser = getattr(pipe, "unet", getattr(pipe, "transformer", None))
+    config = getattr(denoiser, "config", None)
+    if getattr(config, "encoder_hid_dim_type", None) == "ip_image_proj":  # it has an IP-adapter
         needed = {p.name for p in parameters if p.required} | {"ip_adapter_image"}
         parameters = tuple([replace(p, required=p.name in needed) for p in parameters])
     return Task(

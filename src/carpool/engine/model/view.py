@@ -33,6 +33,7 @@ from carpool.engine.model.prompt_weights import embedded
 from carpool.engine.model.rewriter import TellPrompt, instructed, noting, rewrite
 from carpool.errors import InvalidValue
 from carpool.request.card import Card, Task
+from carpool.request.lora import ATTENTION
 from carpool.types import CheckedRequest
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ def call(
         language: writes prompts, or plans, in place of the pipeline.
     """
     arguments, texts = dict(request.arguments), list[str]()
+    arguments |= {n: copy.copy(arguments[n]) for n in ATTENTION if n in arguments}  # written on
 
     def note(text: str) -> None:
         texts.append(text)
