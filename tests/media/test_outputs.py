@@ -133,9 +133,9 @@ def test_with_metadata_a_file_says_that_a_model_made_it(
 
 @pytest.mark.parametrize("format_", ["jpeg", "webp"])
 def test_jpeg_and_webp_carry_the_settings_as_text(format_: Format) -> None:
-    settings = {"prompt": "ein Bär ⭐", "num_inference_steps": 12, "seed": 5, "x": "\ud800"}
-
-    assert comment(encode_image(noise(), format_, 90, settings)) == "ein Bär ⭐\nSteps: 12, Seed: 5"
+    settings = {"prompt": "ein Bär ⭐", "revised_prompt": "a, b", "seed": 5, "x": "\ud800"}
+    expected = 'ein Bär ⭐\nSeed: 5, Revised prompt: "a, b"'
+    assert comment(encode_image(noise(), format_, 90, settings)) == expected
 
 
 def test_a_prompt_that_does_not_fit_into_a_jpeg_is_left_out_of_it() -> None:

@@ -99,8 +99,7 @@ class Runner:
         """Cancel a job before its next step. An ended job does not change."""
         async with self._changing:
             record = await asyncio.to_thread(self.store.get, job_id, owner)
-            error = Cancelled("the job was cancelled")
-            end = partial(self.store.end, job_id, "cancelled", error)
+            end = partial(self.store.end, job_id, "cancelled", Cancelled("the job was cancelled"))
             if await asyncio.to_thread(end, progress=self._percents.get(job_id, 0)):
                 self._notify(record, "cancelled")
             self._stop_work(job_id)
@@ -269,8 +268,7 @@ class Runner:
             await self._end(record, "failed", error)
         except Exception as error:
             log.exception("job %s failed unexpectedly", record.id)
-            problem = f"the job failed: {named(error)}"
-            await self._end(record, "failed", PipelineFailed(problem))
+            await self._end(record, "failed", PipelineFailed(f"the job failed: {named(error)}"))
         finally:
             self._percents.pop(record.id, None)
             del self._tasks[record.id]

@@ -122,6 +122,7 @@ def as_text(metadata: Mapping[str, Any]) -> str:
     """Settings in the text format of AUTOMATIC1111: prompts first, then one line."""
     has_size = {"width", "height"} <= metadata.keys()
     true_cfg, guidance = metadata.get("true_cfg_scale"), metadata.get("guidance_scale")
+    revised = metadata.get("revised_prompt")
     named = {
         "Steps": metadata.get("num_inference_steps"),
         "Sampler": metadata.get("engine", {}).get("scheduler"),
@@ -131,6 +132,7 @@ def as_text(metadata: Mapping[str, Any]) -> str:
         "Size": "{width}x{height}".format_map(metadata) if has_size else None,
         "Model": metadata.get("model"),
         "Denoising strength": metadata.get("strength"),
+        "Revised prompt": json.dumps(revised, ensure_ascii=False) if revised else None,
     }
     lines = [str(metadata["prompt"])] if "prompt" in metadata else []
     if metadata.get("negative_prompt"):
