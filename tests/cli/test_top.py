@@ -3,6 +3,7 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from carpool.cli.jobs import events
@@ -50,7 +51,7 @@ def test_means_are_those_of_the_last_seconds_and_of_one_worker() -> None:
     assert board.means() == (0.2, 2.0, 2.0)
 
     board.take("activity", {"now_s": 1.0, "forwards": [forward(5, at_s=0.5)], **common})
-    assert board.means() == (0.2, 1.0, 1.0)
+    assert board.means() == (2.0, 1.0, 1.0)  # of half a second that was watched
 
 
 def test_workers_are_added_up_and_each_has_its_own_clock() -> None:
@@ -65,7 +66,7 @@ def test_workers_are_added_up_and_each_has_its_own_clock() -> None:
         board.take("stats", {"model": "shapes", "worker": worker, "held": 3, "steps_per_s": 5.0,
                              "memory": memory, "waits": waits})  # fmt: skip
 
-    assert board.means() == (3 / 5, 2.0, 2.0)
+    assert board.means() == pytest.approx((2 / 0.3 + 1 / 0.1, 2.0, 2.0))
     assert "shapes ready   2 workers   running 2   waiting 7" in shown(board)
     assert "10.0 steps/s" in shown(board)
     assert "2.0 GiB" in shown(board)

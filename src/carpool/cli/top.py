@@ -39,6 +39,7 @@ class Dashboard:
         self._stats: dict[WorkerPlace, dict[str, Any]] = {}
         self._activities: dict[WorkerPlace, dict[str, Any]] = {}
         self._forwards: dict[WorkerPlace, deque[dict[str, Any]]] = {}
+        self._since_s: dict[WorkerPlace, float] = {}  # start of the first reported forward
 
     def take(self, kind: str, data: dict[str, Any]) -> None:
         """Add one event."""
@@ -51,8 +52,11 @@ class Dashboard:
             forwards = self._forwards.setdefault(worker, deque())
             if data["now_s"] < self._activities.get(worker, data)["now_s"]:
                 forwards.clear()  # a new process has a new clock
+                self._since_s.pop(worker, None)
             self._activities[worker] = data
             forwards.extend(data["forwards"])
+            if forwards:
+                self._since_s.setdefault(worker, forwards[0]["began_s"])
             while forwards and forwards[0]["began_s"] < data["now_s"] - SECONDS:
                 forwards.popleft()
 
@@ -74,15 +78,15 @@ class Dashboard:
 
     def means(self) -> tuple[float, float, float]:
         """Recent forwards a second (of steps and tokens), and requests and rows a forward."""
-        records = (forward for forwards in self._forwards.values() for forward in forwards)
-        runs = [
-            record for record in records
-            if record["phase"] == "denoise" or record["module"].endswith(".generate")
-        ]  # fmt: skip
-        if not runs:
-            return 0.0, 0.0, 0.0
-        requests = sum(len(forward["requests"]) for forward in runs) / len(runs)
-        return (len(runs) / SECONDS, requests, sum(forward["rows"] for forward in runs) / len(runs))
+        pace, requests, rows, count = 0.0, 0, 0, 0
+        for worker, forwards in self._forwards.items():
+            runs = [f for f in forwards if "denoise" in f["phase"] or ".generate" in f["module"]]
+            watched_s = self._activities[worker]["now_s"] - self._since_s.get(worker, 0.0)
+            pace += len(runs) / max(0.001, min(SECONDS, watched_s))
+            requests += sum(len(run["requests"]) for run in runs)
+            rows += sum(run["rows"] for run in runs)
+            count += len(runs)
+        return pace, requests / max(1, count), rows / max(1, count)
 
     def render(self) -> "RenderableType":
         from rich.console import Group
@@ -127,8 +131,7 @@ class Dashboard:
             table.add_row(f"and {len(running) - MOST_LINES} more", style="dim")
         last = Text()
         last_forwards = [forwards[-1] for forwards in self._forwards.values() if forwards]
-        if last_forwards:
-            entry = last_forwards[-1]
+        for entry in last_forwards[-1:]:
             last.append(
                 f"last forward: {entry['module']}, {len(entry['requests'])} requests, "
                 f"{entry['rows']} rows, {1000 * entry['duration_s']:.1f} ms; not wider: "
