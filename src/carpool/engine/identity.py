@@ -166,8 +166,7 @@ def _preparation(module: nn.Module) -> dict[str, Any]:
 
 
 def _hooks(part: nn.Module) -> list[str]:
-    registry = vars(part).get("_diffusers_hook")
-    names = [*getattr(registry, "hooks", {})]
+    names = [*getattr(vars(part).get("_diffusers_hook"), "hooks", {})]
     return [*names, "accelerate"] if vars(part).get("_hf_hook") is not None else names
 
 

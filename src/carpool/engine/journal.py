@@ -268,8 +268,7 @@ def _mark(identity: bytes, call: Call, forms: Forms, versions: list[tuple[Tensor
         if not isinstance(value, Tensor):
             parts += name, _form(value)
             if type(value) not in _PLAIN:
-                within = tensors_in(value)
-                versions += [(t, t._version) for t in within if not t.is_inference()]
+                versions += [(t, t._version) for t in tensors_in(value) if not t.is_inference()]
         elif value.is_inference():
             parts += name, _form(value)
         else:  # most arguments are the same objects at every step

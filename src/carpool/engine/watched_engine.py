@@ -86,6 +86,5 @@ class WatchedEngine:
             self._queue.cancel(state.request_id, error)
         if state.is_answered:
             return
-        end = parts.timelines.end
-        parts.stages.contain("timeline", None, end, state.timeline, error, now_s)
+        parts.stages.contain("timeline", None, parts.timelines.end, state.timeline, error, now_s)
         parts.deliver(state, None, error, now_s)

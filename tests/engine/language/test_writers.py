@@ -14,6 +14,7 @@ from carpool.config import EngineSettings
 from carpool.engine.group.load import load
 from carpool.engine.model.rewriter import instructed
 from carpool.errors import Cancelled
+from carpool.request.enhancement import ALWAYS
 from support.engine_driver import CLOSE, driving, for_inference, gap
 from support.newcomers import NEWCOMERS
 from support.tiny import ARGUMENTS, tiny_pipeline
@@ -228,13 +229,14 @@ def test_pictures_of_written_prompts_are_those_drawn_alone(made: Callable[[], An
         assert recorder.outcome.warnings == ()
 
 
-@pytest.mark.parametrize("has_enhancer", [True, False])
-def test_blocks_of_ltx2_without_their_enhancer_rewrite_nothing(*, has_enhancer: bool) -> None:
-    pipe = (
-        improving_in_blocks()
-        if has_enhancer
-        else blocks_of(diffusers.LTX2ModularPipeline(), improving())
-    )
-    enhancer = load(pipe, EngineSettings(device="cpu")).card.enhancer
-
-    assert enhancer == ("enable_prompt_enhancement" if has_enhancer else "")
+@pytest.mark.parametrize(
+    ("pipe", "expected"),
+    [
+        (improving_in_blocks, "enable_prompt_enhancement"),
+        (lambda: blocks_of(diffusers.LTX2ModularPipeline(), improving()), ""),  # no enhancer
+        (always_enhancing, ALWAYS),
+        (lambda: blocks_of(diffusers.ErnieImageModularPipeline(), enhancing()), ""),
+    ],
+)
+def test_blocks_rewrite_prompts_as_their_card_says(pipe: Callable[[], Any], expected: str) -> None:
+    assert load(pipe(), EngineSettings(device="cpu")).card.enhancer == expected

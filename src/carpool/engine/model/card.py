@@ -15,7 +15,7 @@ from carpool.engine.model.samplers import offered
 from carpool.engine.model.signature import source_of
 from carpool.errors import Rejected, SettingRejected
 from carpool.request.card import Card, Task
-from carpool.request.enhancement import PLANS, REWRITER, enhancer_of
+from carpool.request.enhancement import ALWAYS, PLANS, REWRITER, enhancer_of
 from carpool.request.parameters import check
 from carpool.settings.peers.sampling_defaults import sampling_defaults, split
 from carpool.types import Request
@@ -45,8 +45,11 @@ def card_of(
     defaults = {**defaults, **requested}
     is_elsewhere = settings.language_url is not None and not hasattr(pipe, PLANS)
     parts = {**pipe.components, **vars(pipe)}
-    if isinstance(pipe, ModularPipeline) and parts.get("prompt_enhancer") is None:
-        parts["processor"] = None  # LTX-2's blocks write with no other model
+    if isinstance(pipe, ModularPipeline):
+        if parts.get("prompt_enhancer") is None:
+            parts["processor"] = None  # LTX-2's blocks write with no other model
+        kinds = [type(block).__name__ for block in pipe.blocks.sub_blocks.values()]
+        parts |= {ALWAYS: parts["pe"]} if "ErnieImagePromptEnhancerStep" in kinds else {}
     card = Card(
         id=name,
         tasks=tasks,
