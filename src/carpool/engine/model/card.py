@@ -49,7 +49,7 @@ def card_of(
         if parts.get("prompt_enhancer") is None:
             parts["processor"] = None  # LTX-2's blocks write with no other model
         kinds = [type(block).__name__ for block in pipe.blocks.sub_blocks.values()]
-        parts |= {ALWAYS: parts["pe"]} if "ErnieImagePromptEnhancerStep" in kinds else {}
+        parts |= {ALWAYS: parts.get("pe")} if "ErnieImagePromptEnhancerStep" in kinds else {}
     card = Card(
         id=name,
         tasks=tasks,
