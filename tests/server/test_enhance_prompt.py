@@ -56,6 +56,14 @@ async def test_a_picture_and_its_file_have_the_rewritten_prompt_and_so_has_a_cha
             assert '"revised_prompt":"a cat, framed"' in answer.text.replace(": ", ":")
 
 
+async def test_a_server_that_rewrites_by_default_tells_automatic1111s_clients() -> None:
+    worker, card = Writing(), replace(CARD, enhancer=REWRITER, enhances=True)
+    worker.ready = protocol.WorkerReady(card, {}, 0.0)
+    async with open_app(worker) as opened:
+        answer = await opened.http.post("/sdapi/v1/txt2img", json={"prompt": "a cat"})
+    assert 'Revised prompt: "a cat, framed"' in json.loads(answer.json()["info"])["infotexts"][0]
+
+
 async def test_a_stream_and_a_job_have_it_too() -> None:
     async with open_app(Writing(), metadata_prompt=True) as opened:
         stream: Any = await opened.openai.images.generate(

@@ -125,6 +125,7 @@ def info(body: Text2Image, values: Mapping[str, Any], answer: schema.ImagesRespo
     """The `info` of an answer: the settings of its pictures, as JSON."""
     width, _, height = answer.size.partition("x")
     seeds = [image.seed for image in answer.data]
+    images = [{"seed": image.seed, "revised_prompt": image.revised_prompt} for image in answer.data]
     settings = {**values, **(answer.settings or {})}
     prompt, negative = body.prompt, body.negative_prompt or ""
     texts = {"prompt": prompt, "negative_prompt": negative, "model": answer.model}
@@ -144,7 +145,7 @@ def info(body: Text2Image, values: Mapping[str, Any], answer: schema.ImagesRespo
         "batch_size": len(seeds),
         "denoising_strength": settings.get("strength"),
         "sd_model_name": answer.model,
-        "infotexts": [as_text(drawn | {"seed": seed}) for seed in seeds],
+        "infotexts": [as_text(drawn | image) for image in images],
         "warnings": answer.warnings or [],
     }
     return json.dumps(fields)

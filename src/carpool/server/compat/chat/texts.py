@@ -215,8 +215,7 @@ def _conversation(
             check_fields(message)
         for name in sorted(message.keys() - _FIELDS):
             if message[name]:
-                rule = "is not supported: leave such messages out"
-                text = f"{name[:60]} of a message {rule}"
+                text = f"{name[:60]} of a message is not supported: leave such messages out"
                 raise UnsupportedParameter(text, param="messages")
         parts = list(parts_of(message))
         images = [value for kind, value in parts if kind == "image"]
