@@ -7,6 +7,8 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.callbacks import IPAdapterScaleCutoffCallback
+from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProjection
+from diffusers.models.transformers.transformer_flux import FluxIPAdapterAttnProcessor
 
 from support import torchvision_cpu
 from support.engine_driver import CLOSE, Drive, driving, fresh, gap
@@ -141,21 +143,14 @@ def test_the_scale_that_a_request_gives_to_an_adapter_reaches_no_other() -> None
 
 
 def with_flux_adapter(pipe: Any) -> DiffusionPipeline:
-    model, random = pipe.transformer, torch.Generator().manual_seed(0)
-    text, width = model.config.joint_attention_dim, model.inner_dim
-    of_pictures = {"proj.weight": (4 * text, 8), "proj.bias": (4 * text,)}
-    of_pictures |= {"norm.weight": (text,), "norm.bias": (text,)}
-    of_layers = {
-        f"{layer}.{part}_ip.{kind}": (width, text)[: 1 + (kind == "weight")]
-        for layer in range(len(model.transformer_blocks))
-        for part in ("to_k", "to_v")
-        for kind in ("weight", "bias")
+    model, text = pipe.transformer, pipe.transformer.config.joint_attention_dim
+    torch.manual_seed(0)
+    processors = {
+        name: own if "single" in name else FluxIPAdapterAttnProcessor(model.inner_dim, text)
+        for name, own in model.attn_processors.items()
     }
-    weights = {
-        kind: {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
-        for kind, shapes in (("image_proj", of_pictures), ("ip_adapter", of_layers))
-    }
-    model._load_ip_adapter_weights([weights])
+    model.set_attn_processor(processors)
+    model.encoder_hid_proj = MultiIPAdapterImageProjection([ImageProjection(8, text)])
     return pipe
 
 

@@ -58,7 +58,11 @@ def served(model: str | Path, *component: str) -> Any:
 
 
 def test_a_model_of_the_hub_is_that_of_plain_diffusers(cached: Cached) -> None:
-    cached(checkpoint("flux"))
+    place = cached(checkpoint("flux"))
+    for part, rule in (("..", r"it is in the hub's cache: give the id 'org/model', or '.*5'"),
+                       ("../../refs/main", "the id 'org/model'")):  # fmt: skip
+        with pytest.raises(LoadFailed, match=rule):
+            served(place / part)
     own = DiffusionPipeline.from_pretrained("org/model")
 
     pipe = served("org/model")

@@ -54,6 +54,8 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
         return str(folder), {"id": folder.stem, "lora": {}}
     if folder.suffix in PICKLES and folder.is_file():
         raise LoadFailed(f"{text!r} may hold a pickle, which can run code: take a .safetensors")
+    if hint := _hint(folder.absolute()):
+        raise LoadFailed(f"no model at {text!r}: {hint}")
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         raise LoadFailed(
             f"no model at {text!r}{nearest(text, EMBEDDED)}: give "
@@ -62,6 +64,17 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
             f"({' or '.join(SINGLE_FILES)})"
         )
     return text, {}
+
+
+def _hint(place: Path) -> str:
+    """The nearest model of a place inside a model's folder or the hub's cache."""
+    for folder in (place, *place.parents) if place.exists() else ():
+        if folder.name.startswith("models--"):
+            snapshot = next((at for at in folder.glob("snapshots/*") if index_of(at)), folder)
+            name = folder.name.removeprefix("models--").replace("--", "/")
+            return f"it is in the hub's cache: give the id {name!r}, or {str(snapshot)!r}"
+    is_part = place.exists() and index_of(place.parent) is not None
+    return f"it is a part of a model: give {str(place.parent)!r}" if is_part else ""
 
 
 def is_single_file(source: str) -> bool:
@@ -200,9 +213,8 @@ def hub_errors(model: str, revision: str | None, file: str) -> Iterator[None]:
         if constants.is_offline_mode():
             why = "HF_HUB_OFFLINE is set: unset it"
         else:
-            why = (
-                f"{constants.ENDPOINT} cannot be reached ({_last_cause(error)}): check the network"
-            )
+            cause = _last_cause(error)
+            why = f"{constants.ENDPOINT} cannot be reached ({cause}): check the network"
         raise LoadFailed(
             f"{model}{at} is not in the hub cache ({constants.HF_HUB_CACHE}), and {why}, or fetch "
             f"it elsewhere with `hf download {model}`"

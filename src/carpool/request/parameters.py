@@ -100,13 +100,9 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         check_text(task, arguments)
     check_strength(task, arguments)
     check_pictures(
-        arguments,
-        mode=task.image_mode,
-        max_images=task.max_images,
-        least_px=card.size_multiple_px,
-        max_pixels=card.max_pixels,
-        takes_image="image" in declared,
-    )
+        arguments, mode=task.image_mode, max_images=task.max_images,
+        least_px=card.size_multiple_px, max_pixels=card.max_pixels, takes_image="image" in declared,
+    )  # fmt: skip
     present = {*arguments, *(name.removesuffix("_embeds") for name in arguments)}
     missing = [p.name for p in task.parameters if p.required and p.name not in present]
     has_prompt = any(arguments.get(name) is not None for name in ("prompt", "prompt_embeds"))
@@ -117,22 +113,16 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
             f"{missing[0]} is missing: every request needs one", param=missing[0]
         )
     return CheckedRequest(
-        request_id=request.request_id,
-        seed=check_seed(request.seed),
-        arguments=arguments,
+        request_id=request.request_id, seed=check_seed(request.seed), arguments=arguments,
         timeout_s=None if request.timeout_s is None else check_timeout(request.timeout_s),
-        task=task.name,
-        lora=lora,
+        task=task.name, lora=lora,
         deadline_s=None if deadline_s is None else check_timeout(deadline_s, "deadline_s"),
         priority=0 if priority is None else check_priority(priority),
-        tenant=request.tenant,
-        user=request.user,
-        output_type=task.file_type if from_json else None,
+        tenant=request.tenant, user=request.user, output_type=task.file_type if from_json else None,
         step_cache=None if step_cache is None else check_step_cache(step_cache),
         scheduler=check_scheduler(scheduler, card.schedulers, card.scheduler),
-        enhance_prompt=enhance_prompt,
-        prompt_weights=prompt_weights,
-    )
+        enhance_prompt=enhance_prompt, prompt_weights=prompt_weights,
+    )  # fmt: skip
 
 
 def _is_absent(parameter: Parameter) -> bool:

@@ -82,10 +82,8 @@ def check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
         return
     if "strength" not in arguments and values.get("image") is None:  # as in StyleAligned
         return
-    is_rounded_up = task.strength_rounds == "up"
-    if is_rounded_up and int(max(steps - min(steps * strength, steps), 0)) < steps:
-        return
-    if not is_rounded_up and int(steps * strength) >= 1:
+    is_rounded_up, share = task.strength_rounds == "up", steps * strength
+    if int(max(steps - min(share, steps), 0)) < steps if is_rounded_up else int(share) >= 1:
         return
     example = f"{math.ceil(10_000 / steps) / 10_000:g}"  # rounded for the message
     rule = f"must be above 0, such as {example}" if is_rounded_up else f"must be at least {example}"

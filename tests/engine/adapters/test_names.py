@@ -14,6 +14,8 @@ UP = f"transformer.{QWEN}.lora_B.weight"
     [
         ("transformer", f"{QWEN}.lora_up.weight", UP),
         ("transformer", f"diffusion_model.{QWEN}.lora_up.weight", UP),
+        ("transformer", f"transformer.{QWEN}.lora_up.weight", UP),
+        ("transformer", f"lycoris_{QWEN.replace('.', '_')}.lora_up.weight", UP),
         ("transformer", f"lora_transformer_{QWEN.replace('.', '_')}.lora_up.weight", UP),
         ("transformer", f"base_model.model.{QWEN}.lora_m", f"transformer.{QWEN}.lora_m"),
         ("transformer", name := "transformer.blocks.0.ffn.net.2.alpha", name),

@@ -57,23 +57,17 @@ CASES = [
             {**GUIDED[0], "image": PICTURES[0], "controlnet_conditioning_scale": 0.5},
             {**GUIDED[1], "image": PICTURES[1], "controlnet_conditioning_scale": 0.8},
             {**GUIDED[2], "image": PICTURES[2], "controlnet_conditioning_scale": 0.5},
-            {
-                **GUIDED[3],
-                "image": PICTURES[3],
-                "controlnet_conditioning_scale": 0.5,
-                "guess_mode": True,
-            },
+            {**GUIDED[3], "image": PICTURES[3], "controlnet_conditioning_scale": 0.5,
+             "guess_mode": True},
         ),
         matters=(
             *("prompt", "seed", "guidance_scale", "negative_prompt"),
             *("image", "controlnet_conditioning_scale"),
         ),
         fuses={
-            "text_encoder.forward": 3.0,
-            "text_encoder_2.forward": 3.0,
+            "text_encoder.forward": 3.0, "text_encoder_2.forward": 3.0,
             "controlnet.forward": 1.3,  # a scale is a number for all rows: each by itself
-            "unet.forward": 3.0,
-            "vae.decode": 1.8,
+            "unet.forward": 3.0, "vae.decode": 1.8,
         },
     ),
     Case(
@@ -86,21 +80,13 @@ CASES = [
             {**EMBEDDED[0], "control_image": PICTURES[0], "control_mode": 0},
             {**EMBEDDED[1], "control_image": PICTURES[1], "control_mode": 1},
             {**EMBEDDED[2], "control_image": PICTURES[2], "control_mode": 2},
-            {
-                **EMBEDDED[3],
-                "control_image": PICTURES[3],
-                "control_mode": 0,
-                "controlnet_conditioning_scale": 0.4,
-            },
+            {**EMBEDDED[3], "control_image": PICTURES[3], "control_mode": 0,
+             "controlnet_conditioning_scale": 0.4},
         ),
         matters=("prompt", "seed", "guidance_scale", "control_image", "control_mode"),
         fuses={
-            "text_encoder.forward": 2.2,
-            "text_encoder_2.forward": 2.2,
-            "controlnet.forward": 2.0,
-            "transformer.forward": 2.2,
-            "vae.encode": 1.8,
-            "vae.decode": 1.2,
+            "text_encoder.forward": 2.2, "text_encoder_2.forward": 2.2, "controlnet.forward": 2.0,
+            "transformer.forward": 2.2, "vae.encode": 1.8, "vae.decode": 1.2,
         },
     ),
     Case(
@@ -115,12 +101,9 @@ CASES = [
         ),
         matters=("prompt", "seed", "guidance_scale", "negative_prompt", "ip_adapter_image"),
         fuses={
-            "text_encoder.forward": 3.0,
-            "text_encoder_2.forward": 3.0,
-            "image_encoder.forward": 2.2,
-            "unet.forward": 2.3,
-            "vae.decode": 1.8,
+            "text_encoder.forward": 3.0, "text_encoder_2.forward": 3.0,
+            "image_encoder.forward": 2.2, "unet.forward": 2.3, "vae.decode": 1.8,
         },
         adapt=with_adapter,
     ),
-]
+]  # fmt: skip

@@ -7,15 +7,10 @@ from support.matrix.stable import to
 from support.matrix.wan import CAT, LONG, with_images
 
 UNGUIDED = {  # one call a step, of one row
-    "guidance_scale": 1.0,
-    "audio_guidance_scale": 1.0,
-    "stg_scale": 0.0,
-    "audio_stg_scale": 0.0,
-    "modality_scale": 1.0,
-    "audio_modality_scale": 1.0,
-    "guidance_rescale": 0.0,
-    "audio_guidance_rescale": 0.0,
-}
+    "guidance_scale": 1.0, "audio_guidance_scale": 1.0, "stg_scale": 0.0, "audio_stg_scale": 0.0,
+    "modality_scale": 1.0, "audio_modality_scale": 1.0,
+    "guidance_rescale": 0.0, "audio_guidance_rescale": 0.0,
+}  # fmt: skip
 REQUESTS: tuple[dict[str, Any], ...] = (
     {
         "prompt": CAT, "negative_prompt": "blurry", "seed": 1, "num_inference_steps": 4,
@@ -38,22 +33,13 @@ FUSES = {
 }  # fmt: skip
 CASES = [
     Case(
-        name="ltx2-t2v",
-        is_fast=True,
-        family="ltx2",
-        task="text-to-video",
-        requests=REQUESTS,
-        matters=MATTERS,
-        fuses=FUSES,
+        name="ltx2-t2v", is_fast=True, family="ltx2", task="text-to-video",
+        requests=REQUESTS, matters=MATTERS, fuses=FUSES,
     ),
     Case(
-        name="ltx2-i2v",
-        family="ltx2",
-        task="image-to-video",
-        adapt=to("LTX2ImageToVideoPipeline"),
+        name="ltx2-i2v", family="ltx2", task="image-to-video", adapt=to("LTX2ImageToVideoPipeline"),
         common={"image_crf": 0},  # no re-compression: that takes PyAV
-        requests=with_images(*REQUESTS),
-        matters=(*MATTERS, "image"),
+        requests=with_images(*REQUESTS), matters=(*MATTERS, "image"),
         fuses={**FUSES, "vae.encode": 1.8},
     ),
-]
+]  # fmt: skip

@@ -9,7 +9,9 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 _PEFT = r"(?:base_model\.model\.)?"
-_PREFIX = re.compile(rf"^{_PEFT}(?:(?:model\.)?diffusion_model\.|lora_(?:unet|transformer)_)?")
+_PREFIX = re.compile(
+    rf"^{_PEFT}(?:(?:model\.)?diffusion_model\.|transformer\.|lora_(?:unet|transformer)_|lycoris_)?"
+)
 _WAN = re.compile(
     rf"^(?:{_PEFT}|model\.diffusion_model\.|transformer\.)(?=blocks\.\d+\.(?:\w+_attn\.|ffn\.\d))"
 )

@@ -51,22 +51,16 @@ def card_of(
         kinds = [type(block).__name__ for block in pipe.blocks.sub_blocks.values()]
         parts |= {ALWAYS: parts.get("pe")} if "ErnieImagePromptEnhancerStep" in kinds else {}
     card = Card(
-        id=name,
-        tasks=tasks,
-        defaults=dict(defaults),
-        size_multiple_px=_size_multiple(pipe),
-        default_size_px=_default_size(pipe, defaults),
+        id=name, tasks=tasks, defaults=dict(defaults),
+        size_multiple_px=_size_multiple(pipe), default_size_px=_default_size(pipe, defaults),
         max_pixels=min(settings.max_pixels, extra.get("max_pixels", settings.max_pixels)),
-        max_steps=settings.max_steps,
-        frame_step=_frame_step(pipe),
+        max_steps=settings.max_steps, frame_step=_frame_step(pipe),
         rounds_sizes="Dimensions will be resized accordingly" in source_of(cls, "check_inputs"),
         scheduler=type(pipe.scheduler).__name__ if getattr(pipe, "scheduler", None) else "",
-        schedulers=offered(pipe),
-        has_fixed_text_layer=_has_fixed_text_layer(pipe),
+        schedulers=offered(pipe), has_fixed_text_layer=_has_fixed_text_layer(pipe),
         enhancer=REWRITER if is_elsewhere else enhancer_of(parts, takes),
-        enhances=settings.enhance_prompt,
-        weights_reader=weights_reader(pipe, tasks),
-    )
+        enhances=settings.enhance_prompt, weights_reader=weights_reader(pipe, tasks),
+    )  # fmt: skip
     if card.enhances and not card.enhancer:
         raise SettingRejected(
             f"enhance_prompt: {name} has no model that rewrites prompts: give --rewriter or "

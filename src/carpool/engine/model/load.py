@@ -42,7 +42,7 @@ from carpool.errors import CarpoolError, LoadFailed, SettingRejected
 from carpool.models.damage import damage_in
 from carpool.models.published import in_parts, name_of, shapes_in
 from carpool.models.pull import pull_shapes
-from carpool.models.source import check_hub, find, holds_language_model
+from carpool.models.source import check_hub, find, holds_language_model, pipeline_of
 from carpool.request.enhancement import PLANS
 from carpool.request.lora import parse_lora
 
@@ -112,12 +112,11 @@ def load(
             "%s is loaded: reading took %.1f s, placing weights %.1f s, preparing %.1f s",
             files.name, read_s - began_s, placed_s - read_s, time.monotonic() - placed_s,
         )  # fmt: skip
+        card = card_of(pipe, files.name, files.extra, settings, tuple(t for t, _ in tasks.values()))
         return LoadedPipeline(
             pipe,
             replace(
-                card_of(
-                    pipe, files.name, files.extra, settings, tuple(t for t, _ in tasks.values())
-                ),
+                card,
                 embeddings=files.embeddings,
                 writers=tuple(task for task, _ in writers.values()),
             ),
@@ -267,6 +266,8 @@ def _cause(error: Exception, folder: Path) -> str:
             "its folder names a library that is not known here, or code of its own, which never "
             "runs: --pipeline takes a function"
         )
+    if pipeline_of(str(folder)).startswith("Onnx"):
+        return "it is an export to ONNX, which is not run: take the model's own .safetensors files"
     if "module diffusers has no attribute" in text:
         return f"{text} ({diffusers.__version__}): the model needs another version of diffusers"
     files = folder.glob("*/*.*.safetensors") if "no file named" in text else ()
