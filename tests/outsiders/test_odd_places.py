@@ -61,6 +61,8 @@ def test_an_index_of_shards_is_refused_with_what_to_name(tmp_path: Path) -> None
         f"transformer={index}"
     )
     assert served(f"transformer={tmp_path}")
+    (blob := tmp_path / "blob").write_bytes(b"weights")
+    assert "its name must end in .safetensors or" in refused(f"transformer={blob}")
 
 
 def test_links_are_followed(denoiser: dict[str, Tensor], tmp_path: Path) -> None:

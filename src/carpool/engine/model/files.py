@@ -28,6 +28,7 @@ from carpool.errors import LoadFailed, named
 from carpool.models.damage import damage_in
 from carpool.models.source import (
     PICKLES,
+    SINGLE_FILES,
     class_in,
     components_of,
     hub_errors,
@@ -197,6 +198,8 @@ def _from_folder(
         raise ValueError("it may hold a pickle, which can run code: take a .safetensors")
     if folder.name.endswith(".index.json") and folder.is_file():
         raise ValueError("it is the index of several files: name one of them, or their folder")
+    if folder.is_file():
+        raise ValueError(f"its name must end in {' or '.join(SINGLE_FILES)}")
     if is_local and index_of(folder) is not None and not (folder / name).is_dir():
         has = ", ".join(components_of(str(folder)))
         raise ValueError(f"it is a pipeline that has no {name}, but {has}: name a folder in it")
