@@ -59,8 +59,7 @@ class PromptReading:
         self._before = OwnCache(self.cache)
         part = {name: value[..., self.read : self.until] for name, value in self.by_token.items()}
         mask = None if self._mask is None else self._mask[:, : self.until]
-        others = self._arguments
-        return {**part, "attention_mask": mask, "past_key_values": self.cache, **others}
+        return {**part, "attention_mask": mask, "past_key_values": self.cache, **self._arguments}
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the part, perhaps again: tokens that a failed forward has cached are dropped."""

@@ -72,9 +72,10 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
         Raises:
             InvalidValue: there is no chat template, or it refuses them; or there is no token.
         """
+        reader = self.processor if getattr(self.processor, "chat_template", "") else self.tokenizer
         if messages is None:
             inputs = self.tokenizer(prompt, return_tensors="pt")
-        elif (reader := self.processor if self._images else self.tokenizer).chat_template is None:
+        elif reader.chat_template is None:
             inputs = self.tokenizer(self._only_text(messages), return_tensors="pt")
         else:
             filled = _with_pictures(messages, self._images, is_plain=reader is self.tokenizer)
