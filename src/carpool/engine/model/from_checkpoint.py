@@ -38,9 +38,9 @@ TEXT_PARTS = (
 EMBEDDINGS = ("token_embedding.weight", "embed_tokens.weight", "shared.weight")
 WIDTHS = (
     "latent_channels", "hidden_size", "projection_dim", "joint_attention_dim", "text_dim",
-    "text_embed_dim", "text_in_dim", "cap_feat_dim", "caption_channels", "cross_attention_dim",
+    "text_embed_dim", "text_in_dim", "cap_feat_dim", "caption_channels",
 )  # fmt: skip
-"""Configuration entries that must match the other components."""
+"""Configuration entries that must match the other components, `cross_attention_dim` aside."""
 LIBRARY_NAMES = ("diffusion_pytorch_model", "model")
 """Prefixes of the libraries' weight files in folders with a configuration."""
 
@@ -238,8 +238,8 @@ def refuse_size(module: Any, name: str, cls: Any, base: BasePipeline, *extra_ent
         config = cls.config_class.from_pretrained(base.source, subfolder=name)
     else:
         config = SimpleNamespace(**cls.load_config(base.source, subfolder=name))
-    is_inner = getattr(config, "caption_channels", None) is not None  # of texts projected to it
-    for entry in (*WIDTHS[: -1 if is_inner else None], *extra_entries):
+    is_inner = getattr(config, "caption_channels", None) is not None  # texts are projected to it
+    for entry in (*WIDTHS, *extra_entries, *([] if is_inner else ["cross_attention_dim"])):
         actual, rule = getattr(module.config, entry, None), getattr(config, entry, None)
         if actual != rule and None not in (actual, rule):
             raise ValueError(f"its {entry} is {actual}, and {rule} in this model's {name}")
