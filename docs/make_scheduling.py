@@ -38,7 +38,7 @@ DEVICES: Mapping[str, Callable[[str], bool]] = {
     "H200, weights resident": lambda table: "streamed" not in table,
     "24 GB card, weights streamed": lambda table: "streamed" in table,
 }
-COLUMNS = ("table", "mix", "load", "costs", "mean", "p99", "goodput")
+COLUMNS = ("table", "mix", "load", "costs", "mean", "p99", "goodput", "seeds")
 
 INTRODUCTION = """\
 # Scheduling
@@ -60,8 +60,8 @@ of them estimates, are in `src/carpool_lab/tables.py`; all points are in
   priority 5.
 - **Load** 1 is the capacity of the device at the fastest width, at most 8. The loads are {loads}.
 - **Arrivals** are random (Poisson), {count} requests for each of {seeds} seeds. A point that misses
-  a limit with these is simulated again with {more} seeds, and these count: with two, one or two points
-  in twenty miss a limit by chance. *In time* means within 5 times the request's latency alone.
+  a limit with these is simulated again with {more} seeds, and these count: with two, one point
+  in twenty misses a limit by chance. *In time* means within 5 times the request's latency alone.
 - **Known** costs: the policy has the cost table.
 - **Learned** costs: the machine has neighbours. Forwards vary by 20 % (lognormal); one in a hundred
   takes ten times as long; phases of half a minute take twice as long; after ten minutes the device
@@ -188,7 +188,7 @@ def row(point: Verdict) -> list[str]:
     """A line of the data file."""
     costs = "learned" if point.is_learned else "known"
     ratios = (f"{ratio:.4f}" for ratio in (point.mean, point.p99, point.goodput))
-    return [point.table, point.mix, f"{point.load:g}", costs, *ratios]
+    return [point.table, point.mix, f"{point.load:g}", costs, *ratios, str(point.seeds)]
 
 
 def read() -> list[Verdict]:
@@ -205,6 +205,7 @@ def read() -> list[Verdict]:
                 line["table"] in FUSING_PAYS
                 and (line["mix"], float(line["load"])) == ("steps", GOODPUT_LOAD),
                 line["costs"] == "learned",
+                int(line["seeds"]),
             )
             for line in csv.DictReader(file)
         ]
@@ -223,7 +224,10 @@ def draw(points: Sequence[Point]) -> None:
 def page(points: Sequence[Verdict]) -> str:
     """The whole page."""
     loads = " and ".join([", ".join(f"{load:g}" for load in LOADS[:-1]), f"{LOADS[-1]:g}"])
-    lines = [INTRODUCTION.format(count=COUNT, seeds=len(SEEDS), more=len(MORE_SEEDS), loads=loads), *promise(points)]
+    lines = [
+        INTRODUCTION.format(count=COUNT, seeds=len(SEEDS), more=len(MORE_SEEDS), loads=loads),
+        *promise(points),
+    ]
     for device, is_of in DEVICES.items():
         lines += ["", f"## {device}", "", *table_of([p for p in points if is_of(p.table)])]
     lines += ["", "## Plots", "", "With known costs, a row for each table.", ""]
@@ -256,6 +260,8 @@ def promise(points: Sequence[Verdict]) -> Iterator[str]:
     broken = [point for point in points if point.broken]
     end = "; missed at:" if broken else "."
     yield f"Each of {len(points) // 2} points counts twice, with known and with learned costs."
+    again = sum(point.seeds > len(SEEDS) for point in points)
+    yield f"{again} of these {len(points)} were simulated with {len(MORE_SEEDS)} seeds."
     yield f"The limits hold at {len(points) - len(broken)} of {len(points)}{end}"
     yield ""
     for point in broken:

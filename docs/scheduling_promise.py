@@ -33,6 +33,7 @@ class Verdict:
     goodput: float  # relative to `dynamic` or `request`; inf: both are 0
     must_fuse: bool  # the promise includes goodput
     is_learned: bool = False  # costs are learned
+    seeds: int = 1
 
     @property
     def broken(self) -> list[str]:
@@ -106,4 +107,5 @@ def _verdict(
         ours.goodput_qps / batched if batched else inf,
         fusing_pays and mix == "steps" and load == GOODPUT_LOAD,
         is_learned,
+        points["continuous"].seeds,
     )
