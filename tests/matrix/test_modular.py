@@ -35,9 +35,8 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"prompt": "a red cat by the sea", "num_inference_steps": 6},
     {"prompt": "the sea", "num_inference_steps": 4},
 )
-ALONE = {  # one sequence a forward, or a cache of each request's own
+ALONE = {  # one sequence a forward
     *("Cosmos3OmniModularPipeline", "MiniMaxH3ModularPipeline", "Cosmos3DistilledModularPipeline"),
-    *("WanAnimate2ModularPipeline", "WanAnimate2DistilledModularPipeline"),
 }
 WITHOUT = set() if torchvision_cpu.IS_THERE else NEEDS_TORCHVISION
 NAMES = [

@@ -3,6 +3,7 @@
 Graphs are compiled for one row and many, one text length and many, with and without masks.
 """
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -22,6 +23,8 @@ from carpool.engine.model.device import Device
 from carpool.engine.model.modular import Pipeline, workflows
 from carpool.errors import LoadFailed, SettingRejected, named
 from carpool.settings.preparation import DEFAULT_SIZE, is_denoiser, sizes
+
+log = logging.getLogger("carpool")
 
 GRAPHS = 64  # max graphs of one block
 COMPILER = "inductor"  # back end of torch.compile
@@ -89,6 +92,8 @@ def keep_device_guard() -> None:
 def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
     """Run the pipeline once for every size and width, under the settings of the engine's thread.
 
+    Unless the settings ask for it, a pipeline that needs other arguments is not warmed up.
+
     Compiled graphs are valid for threads with equal settings (number of threads, gradients off), so
     a separate thread runs them.
 
@@ -118,7 +123,13 @@ def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
     thread = threading.Thread(target=run, name="carpool-warm-up", daemon=True)
     thread.start()
     thread.join()
-    if failed:
+    if (
+        failed
+        and not settings.warmup
+        and isinstance(failed[0], (AttributeError, TypeError, ValueError))
+    ):
+        log.warning("the first requests compile: no warm-up, %s", named(failed[0]))
+    elif failed:
         raise LoadFailed(f"the warm-up failed: {named(failed[0])}") from failed[0]
 
 
@@ -131,7 +142,7 @@ def _calls(pipe: Pipeline, image_sizes: list[tuple[int, int]]) -> Iterator[parti
             if needs_picture and len(prompts) > 1:
                 continue  # not every such pipeline takes several prompts
             arguments = {
-                "prompt": list(prompts),
+                "prompt": list(prompts) if len(prompts) > 1 else prompts[0],
                 "num_inference_steps": STEPS,
                 "output_type": "pt",
                 "generator": torch.Generator().manual_seed(0),

@@ -1,9 +1,16 @@
 """Denoisers of video models."""
 
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from carpool.engine.specs.own import Own
 from carpool.engine.specs.padding import Pad
 from carpool.engine.specs.rules import (
     CONCAT,
+    LIST,
     SHARE,
     STACK,
     STACKS,
@@ -11,8 +18,35 @@ from carpool.engine.specs.rules import (
     ArgumentRule,
     Keyed,
     Spec,
+    State,
 )
 
+
+class _Caches:
+    """Wan-Animate-2's caches of several calls, each with equally many rows, or one layer of them.
+
+    Keys and values are joined when a layer reads them: at full size they are gigabytes a layer.
+    """
+
+    def __init__(self, caches: Sequence[Any]) -> None:
+        self.caches = caches
+
+    def get(self, *layer: int) -> Any:
+        parts = [cache.get(*layer) for cache in self.caches]
+        return _Caches(parts) if layer else [torch.cat(c) for c in zip(*parts, strict=True)]
+
+    def store(self, *tensors: Tensor) -> None:
+        columns = [tensor.chunk(len(self.caches)) for tensor in tensors]
+        for cache, *own in zip(self.caches, *columns, strict=True):
+            cache.store(*[tensor.clone() for tensor in own])  # a view would keep all rows alive
+
+
+def _reference(cache: Any) -> Hashable:
+    keys = cache.get(0).key  # (rows, reference tokens, heads, D)
+    return "empty" if keys is None else (keys.dtype, keys.shape[1:])
+
+
+_GRID = Keyed(STACK, lambda grid: tuple(grid.flatten().tolist()))
 _WAN = Spec.of(
     hidden_states=STACK,  # (rows, 16, 36 or 48, frames, H / 8, W / 8)
     timestep=STACK,  # (rows,), 0-1000; Wan 2.2 5B: (rows, video tokens)
@@ -141,6 +175,20 @@ SPECS: dict[tuple[str, str], Spec] = {
     ("WanTransformer3DModel", "forward"): _WAN,
     ("WanVACETransformer3DModel", "forward"): Spec(
         rules={**_WAN.rules, "control_hidden_states": STACK, "control_hidden_states_scale": SHARE}
+    ),
+    ("WanAnimate2Transformer3DModel", "forward"): Spec(
+        returns_list=True,
+        rules={
+            # each (16, frames, H / 8, W / 8); the masks of all rows come from one grid
+            "hidden_states": Keyed(LIST, lambda rows: tuple([row.shape for row in rows])),
+            "timestep": STACK,  # (rows,), 0-1000
+            "encoder_hidden_states": LIST,  # each (text tokens, 4096): padded by the model
+            "condition_latents": LIST,  # each (20, frames, H / 8, W / 8)
+            "encoder_hidden_states_image": STACK,  # (rows, 257, 1280)
+            "kv_cache": State(_reference, joined=_Caches),
+            "offset_grid_sizes": _GRID,  # (rows, 3)
+            "reference_grid_sizes": _GRID,
+        },
     ),
     ("Hunyuan3DDiT", "forward"): Spec.of(
         x=STACK,  # (rows, 3072 or 512 tokens, 64)
