@@ -13,7 +13,6 @@ _T5 = Spec.of(
 )
 
 _DECODER = Spec(  # language models as encoders: causal, so end padding changes no earlier token
-    rows="input_ids",
     rules={
         "input_ids": Pad(
             mask="attention_mask", cut=("last_hidden_state", "hidden_states"), makes_mask=True
@@ -56,7 +55,6 @@ SPECS: dict[tuple[str, str], Spec] = {
     ("Qwen3Model", "forward"): _DECODER,  # Z-Image
     ("Mistral3ForConditionalGeneration", "forward"): _FLUX2,  # never gets an image
     ("Qwen2_5_VLForConditionalGeneration", "forward"): Spec(  # Qwen-Image
-        rows="input_ids",
         rules={
             **_DECODER.rules,
             "pixel_values": CONCAT,  # (patches of all pictures of all rows, 1176)

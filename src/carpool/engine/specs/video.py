@@ -25,7 +25,7 @@ from carpool.engine.specs.rules import (
 class _Caches:
     """Wan-Animate-2's caches of several calls, each with equally many rows, or one layer of them.
 
-    Keys and values are joined when a layer reads them: at full size they are gigabytes a layer.
+    Keys and values are joined when a layer reads them: at full size a layer of one call takes half a gigabyte.
     """
 
     def __init__(self, caches: Sequence[Any]) -> None:
@@ -132,12 +132,11 @@ SPECS: dict[tuple[str, str], Spec] = {
         latents_history_4x=STACK,
         indices_latents_history_4x=SHARE,
     ),
-    ("HunyuanVideoTransformer3DModel", "forward"): Spec(
-        rows="hidden_states",
-        rules={**_HUNYUAN, "hidden_states": STACK},  # (rows, 16 or 33, frames, H / 8, W / 8)
+    ("HunyuanVideoTransformer3DModel", "forward"): Spec.of(
+        hidden_states=STACK,  # (rows, 16 or 33, frames, H / 8, W / 8)
+        **_HUNYUAN,
     ),
     ("LTX2VideoTransformer3DModel", "forward"): Spec(  # returns video and audio
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, video tokens, 128)
             "audio_hidden_states": STACK,  # (rows, audio tokens, 128)
@@ -165,12 +164,9 @@ SPECS: dict[tuple[str, str], Spec] = {
         timestep=STACK,  # (rows,), 0-1000
         encoder_attention_mask=STACK,  # (rows, 256): rows attend one by one
     ),
-    ("LTX2TextConnectors", "forward"): Spec(  # its registers depend on the padding
-        rows="text_encoder_hidden_states",
-        rules={
-            "text_encoder_hidden_states": STACK,  # (rows, text tokens, 3840 * 49)
-            "attention_mask": STACK,  # (rows, text tokens)
-        },
+    ("LTX2TextConnectors", "forward"): Spec.of(  # its registers depend on the padding
+        text_encoder_hidden_states=STACK,  # (rows, text tokens, 3840 * 49)
+        attention_mask=STACK,  # (rows, text tokens)
     ),
     ("WanTransformer3DModel", "forward"): _WAN,
     ("WanVACETransformer3DModel", "forward"): Spec(
