@@ -20,7 +20,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_600),
+    "engine": (13_800, 25_650),
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 3_911),
     "worker": (2_500, 2_971),
@@ -31,7 +31,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_777),
     "lab": (4_200, 5_221),
     "benchmarks, proof": (7_400, 7_035),
-    "tests": (50_000, 73_186),
+    "tests": (50_000, 73_154),
 }
 
 
