@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, DiffusionPipeline
+from diffusers import DDIMScheduler, DiffusionPipeline, StableDiffusionXLInpaintPipeline
 from PIL import Image
 
 from carpool.engine.observe.no_effect import EffectObserver, unread_parameters
@@ -19,6 +19,7 @@ from support.engine_driver import driving, fresh, gap, plain
 from support.engine_worker import EngineWorker
 from support.matrix import CASES
 from support.matrix.case import Case
+from support.matrix.stable import MASKS, PICTURES
 from support.pictures import png
 from support.tiny import ARGUMENTS
 
@@ -158,6 +159,14 @@ def test_eta_has_an_effect_where_the_scheduler_takes_it() -> None:
     pipe = fresh("sdxl")
     pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
     assert warnings_of(pipe, {"eta": 0.5}, "sdxl") == []
+
+
+def test_only_the_refiner_reads_an_aesthetic_score() -> None:
+    pipe = StableDiffusionXLInpaintPipeline.from_pipe(fresh("sdxl"))
+    pictures = {"image": PICTURES[0], "mask_image": MASKS[0], "strength": 1.0}
+
+    [warning] = warnings_of(pipe, {**pictures, "aesthetic_score": 9.0}, "sdxl")
+    assert warning == "aesthetic_score had no effect: only the refiner reads it"
 
 
 def test_a_guidance_that_a_callback_ends_halfway_had_an_effect() -> None:

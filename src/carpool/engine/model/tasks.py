@@ -148,13 +148,11 @@ def _workflows(pipe: ModularPipeline) -> Iterator[Task]:
     extra += [Parameter(name, "float", default=scale) for name, scale in guidance(pipe).items()]
     for task, inputs in workflows(pipe).items():
         yield Task(
-            name=task,
-            pipeline=name,
-            parameters=(*map(parameter_of, inputs), *extra),
+            task, name, parameters=(*map(parameter_of, inputs), *extra),
             max_images=MAX_IMAGES["Flux2Pipeline"] if task == "edit" else 1,  # checked by blocks
             image_mode="RGBA" if "Layered" in name else "RGB",
             needs_prompt=False,  # unless a block requires it
-        )
+        )  # fmt: skip
 
 
 def _strength_rounds(pipe: Pipeline) -> Literal["up", "down"] | None:

@@ -110,6 +110,8 @@ class EffectObserver:
                 yield name, f"{type(pipe.scheduler).__name__} takes none"
             elif name == "strength" and not any(source in self.arguments for source in _SOURCES):
                 yield name, "it needs an input image, and there is none"
+            elif name.endswith("aesthetic_score") and not pipe.config["requires_aesthetics_score"]:
+                yield name, "only the refiner reads it"
             elif name.startswith("ip_adapter_image") and not _ip_adapters(pipe):
                 yield name, "the pipeline has no IP-adapter"
             elif name in ATTENTION and value and not _is_read_by_modules(pipe, value):
