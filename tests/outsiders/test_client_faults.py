@@ -49,6 +49,7 @@ def test_a_picture_that_flux2_cannot_edit_is_the_clients_fault(size: tuple[int, 
         ("sd3", {"clip_skip": 99}, "clip_skip"),
         ("sd15", {"timesteps": [3, 999, 5]}, "timesteps"),
         ("sdxl_control", {}, None),  # no image
+        ("flux_control", {"control_guidance_start": 5.0}, "control_guidance_start"),
         ("sdxl", {"latents": torch.zeros(1, 3, 8, 8)}, "latents"),  # the unet's forward finds it
         ("sd15", {"cross_attention_kwargs": {"gligen": {}}}, "cross_attention_kwargs"),
     ],

@@ -13,7 +13,7 @@ MOST_TEXT = 32_000  # characters of one parameter, as in OpenAI's API
 MOST_TEXTS = 2 * MOST_TEXT  # characters of a request
 MOST_TOKENS = 4096  # padded length of a text, if the pipeline's default is not longer
 BOUNDS = {
-    "strength": (0, 1),
+    **dict.fromkeys(("strength", "control_guidance_start", "control_guidance_end"), (0, 1)),
     "denoising_start": (0.001, 0.999),  # diffusers ignores 0, 1 and what is beyond
     "denoising_end": (0.001, 1),
     "layers": (1, 16),  # layers of a decomposed picture, each as large as the picture

@@ -41,19 +41,12 @@ CASES = [
             {"prompt": "a photo of a cat", "seed": 1, "num_inference_steps": 4},
             {"prompt": 'the moon and "rain"', "seed": 2, "num_inference_steps": 3},
             {"prompt": "a 'dog'", "seed": 3, "num_inference_steps": 2, "prior_token_ids": PLANS[0]},
-            {
-                "prompt": "a horse",
-                "seed": 4,
-                "num_inference_steps": 5,
-                "guidance_scale": 1.0,
-                "prior_token_ids": PLANS[1],
-            },
+            {"prompt": "a horse", "seed": 4, "num_inference_steps": 5, "guidance_scale": 1.0,
+             "prior_token_ids": PLANS[1]},
         ),
         fuses={
-            "vision_language_encoder.generate": 2.0,
-            "text_encoder.forward": 2.5,
-            "transformer.forward": 2.0,
-            "vae.decode": 1.5,
+            "vision_language_encoder.generate": 2.0, "text_encoder.forward": 2.5,
+            "transformer.forward": 2.0, "vae.decode": 1.5,
         },
     ),
     Case(
@@ -83,8 +76,7 @@ CASES = [
         fuses={
             "text_encoder.forward": 2.0,
             "transformer.forward": 1.15,  # what reads or writes a cache of pictures runs alone
-            "vae.encode": 2.0,
-            "vae.decode": 1.2,
+            "vae.encode": 2.0, "vae.decode": 1.2,
         },
     ),
-]
+]  # fmt: skip

@@ -27,16 +27,11 @@ _I2V: dict[str, Any] = {
 }  # fmt: skip
 CASES = [
     Case(
-        name="hunyuan-t2v",
-        family="hunyuan_t2v",
-        task="text-to-video",
-        requests=REQUESTS,
-        matters=MATTERS,
+        name="hunyuan-t2v", family="hunyuan_t2v", task="text-to-video",
+        requests=REQUESTS, matters=MATTERS,
         fuses={
-            "text_encoder.forward": 3.0,
-            "text_encoder_2.forward": 3.0,
-            "transformer.forward": 2.3,
-            "vae.decode": 1.2,
+            "text_encoder.forward": 3.0, "text_encoder_2.forward": 3.0,
+            "transformer.forward": 2.3, "vae.decode": 1.2,
         },
     ),
     Case(name="hunyuan-i2v", family="hunyuan_i2v", matters=(*MATTERS, "image"), **_I2V),
@@ -46,4 +41,4 @@ CASES = [
         matters=(*(name for name in MATTERS if name != "guidance_scale"), "image"),
         **_I2V,
     ),
-]
+]  # fmt: skip

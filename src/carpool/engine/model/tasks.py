@@ -131,15 +131,12 @@ def _task(pipe: Pipeline) -> Task:
         parameters = tuple([replace(p, required=p.name in needed) for p in parameters])
     return Task(
         name=getattr(cls, "task", "") or _name(cls, {parameter.name for parameter in parameters}),
-        pipeline=name,
-        parameters=parameters,
-        max_images=max(MAX_IMAGES.get(name, 1), len(nets)),
+        pipeline=name, parameters=parameters, max_images=max(MAX_IMAGES.get(name, 1), len(nets)),
         image_mode=getattr(cls, "image_mode", "RGBA" if "Layered" in name else "RGB"),
         strength_rounds=_strength_rounds(pipe),
-        output_types=output_types(cls),
-        only_converts=only_converts(pipe),
+        output_types=output_types(cls), only_converts=only_converts(pipe),
         needs_prompt="prompt is None and prompt_embeds is None" in source_of(cls, "check_inputs"),
-    )
+    )  # fmt: skip
 
 
 def _workflows(pipe: ModularPipeline) -> Iterator[Task]:
