@@ -142,8 +142,7 @@ class Sweeps:
             if ready[0].call.target.is_exclusive or not is_settled(ready):
                 answers[number] = execute(ready, run, widths, free)
             else:
-                last = partial(free_last, free)
-                together[number] = partial(execute, ready, run, widths, last)
+                together[number] = partial(execute, ready, run, widths, partial(free_last, free))
         if together:
             first = selections[next(iter(together))][0].call
             look = None

@@ -140,12 +140,7 @@ MADE: dict[Callable[[], Any], tuple[dict[str, Any], str]] = {
         },
         "text_encoder",
     ),
-    improving: (
-        {
-            **ARGUMENTS["ltx2"], **WRITTEN,
-        },
-        "text_encoder",
-    ),
+    improving: ({**ARGUMENTS["ltx2"], **WRITTEN}, "text_encoder"),
     rewriting: ({**SQUARE, "guidance_scale": 2.0}, "text_encoder"),
     expanding: (
         {
@@ -220,9 +215,8 @@ def test_pictures_of_written_prompts_are_those_drawn_alone(made: Callable[[], An
         if made is looking:
             given = instructed(judge, given)
             assert given["system_prompt"] == I2V_DEFAULT_SYSTEM_PROMPT
-        expected = drawn_alone(judge, **given)
         assert recorder.error is None
-        assert gap(drawn(recorder.outcome.fields), expected) < CLOSE
+        assert gap(drawn(recorder.outcome.fields), drawn_alone(judge, **given)) < CLOSE
         prompt = recorder.outcome.settings["revised_prompt"]
         assert prompt != PROMPTS[seed]
         assert [event.text for event in recorder.events if event.kind == "prompt"][-1] == prompt

@@ -48,6 +48,5 @@ def _encoded(vae: Any, pictures: Tensor) -> Tensor:
 
 def _patterns(side_px: int) -> Tensor:
     """Images (4, 3, side, side), -1 to 1, of nine large flat squares each, with hard edges."""
-    seeded = torch.Generator().manual_seed(0)
-    small = torch.rand(4, 3, 3, 3, generator=seeded) * 2 - 1
+    small = torch.rand(4, 3, 3, 3, generator=torch.Generator().manual_seed(0)) * 2 - 1
     return interpolate(small, size=(side_px, side_px), mode="nearest")

@@ -73,8 +73,7 @@ def hold(pipe: Any, undo: ExitStack) -> None:
     undo.callback(plain.to, vae, torch.float16)  # lossless: float32 holds every float16
     undo.callback(setattr, vae, "__class__", plain)
     vae.to(torch.float32)
-    names = ("__module__", "__qualname__", "__doc__")
-    named = {name: getattr(plain, name) for name in names}
+    named = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
     namespace = {**named, "dtypes": WeakKeyDictionary(), "plain": plain}
     vae.__class__ = type(plain.__name__, (HeldVae, plain), namespace)
 
