@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import StableDiffusionXLPipeline
 from torch._dynamo.utils import counters
 
 from carpool.config import EngineSettings
@@ -85,9 +86,17 @@ def test_after_the_warm_up_no_request_makes_a_graph_and_all_get_what_they_get_al
         assert gap(one.image, plain(**given, generator=dice).images) <= CLOSE
 
 
-def test_a_warm_up_that_fails_says_so_before_the_first_request() -> None:
+def test_a_warm_up_that_fails_says_so_before_the_first_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with pytest.raises(LoadFailed, match="the warm-up failed"):
         load(checkpoint("sdxl"), EngineSettings(device="cpu", warmup="33x64"))
+
+    class OfVideos(StableDiffusionXLPipeline):
+        def __call__(self, prompt: str, video: Any) -> None: ...
+
+    load(OfVideos(**fresh("sdxl").components), EngineSettings(device="cpu", compile=True))
+    assert "no warm-up, TypeError" in caplog.text
 
 
 @pytest.mark.parametrize("family", ["flux", "sd3", "sana", "sdxl", "wan21_t2v"])
