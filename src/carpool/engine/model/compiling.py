@@ -92,7 +92,7 @@ def keep_device_guard() -> None:
 def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
     """Run the pipeline once for every size and width, under the settings of the engine's thread.
 
-    Unless the settings ask for it, a pipeline that needs other arguments is not warmed up.
+    `compile` alone does not refuse a pipeline that needs other arguments: it logs a warning.
 
     Compiled graphs are valid for threads with equal settings (number of threads, gradients off), so
     a separate thread runs them.
@@ -123,12 +123,10 @@ def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
     thread = threading.Thread(target=run, name="carpool-warm-up", daemon=True)
     thread.start()
     thread.join()
-    if (
-        failed
-        and not settings.warmup
-        and isinstance(failed[0], (AttributeError, TypeError, ValueError))
-    ):
-        log.warning("the first requests compile: no warm-up, %s", named(failed[0]))
+    if failed and not settings.warmup and not isinstance(failed[0], RuntimeError):  # torch's
+        log.warning(
+            "the warm-up ended early, so requests compile what is left: %s", named(failed[0])
+        )
     elif failed:
         raise LoadFailed(f"the warm-up failed: {named(failed[0])}") from failed[0]
 
