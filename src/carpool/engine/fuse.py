@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from carpool.engine.digests import Digests, Unfusable
 from carpool.engine.intercept import Call, Target, computes_together
 from carpool.engine.language.parts import PREFILL
+from carpool.engine.nested import tensors_in
 from carpool.engine.numerics import DATA, ROW, ROWS, Exact, is_followed
 from carpool.engine.specs.rule import PLAIN, JoinContext, KeyContext, Rule
 from carpool.engine.split import split
@@ -99,7 +100,7 @@ class Fuser:
             for name, rule in rules:
                 rule.align(name, batch, target.defaults)
         leading = batch[0][spec.rows]  # may have no rows
-        device = (leading if isinstance(leading, Tensor) else leading[0]).device
+        device = next(tensors_in(leading)).device
         context = JoinContext(rows, device, batch[0], exact is not None)
         fused = dict(spec.adds)
         for name in batch[0]:

@@ -88,6 +88,8 @@ _ZIMAGE = {
     "x": LIST,  # each (16, 1, H / 8, W / 8): sizes may differ
     "t": STACK,  # (rows,), 0-1
     "cap_feats": LIST,  # each (text tokens, 2560): padded and masked inside
+    "siglip_feats": LIST,  # Omni: lists of pictures, as then are the others
+    "image_noise_mask": LIST,
 }
 _HUNYUAN_DIT = {
     "hidden_states": STACK,  # (rows, 4, H / 8, W / 8)
@@ -244,6 +246,7 @@ SPECS: dict[tuple[str, str], Spec] = {
         guidance=STACK,  # (rows,), SANA Sprint only
         controlnet_block_samples=STACKS,  # each (rows, image tokens, width)
     ),
+    ("UNet1DModel", "forward"): Spec.of(sample=STACK, timestep=SCALAR),  # (rows, 2, samples)
     ("UNet2DConditionModel", "forward"): Spec.of(
         **_UNET,
         down_block_additional_residuals=STACKS,  # ControlNet's, one a layer

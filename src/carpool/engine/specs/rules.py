@@ -135,9 +135,10 @@ class RowList(Rule):
     varies = False
 
     def key(self, value: Any, context: KeyContext) -> Hashable:
-        if len(value) != context.rows or not all(isinstance(entry, Tensor) for entry in value):
+        tensors = [(e.dtype, e.device, e.ndim) if isinstance(e, Tensor) else type(e) for e in value]
+        if len(value) != context.rows or len(set(tensors)) > 1:
             raise Unfusable
-        return value[0].dtype, value[0].device, value[0].ndim
+        return tensors[0]  # or the type of a row's own list, of any length
 
     def _same(self, value: Any) -> Test:
         raise NoTest
