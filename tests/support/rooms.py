@@ -31,7 +31,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_777),
     "lab": (4_200, 5_221),
     "benchmarks, proof": (7_400, 7_035),
-    "tests": (50_000, 73_154),
+    "tests": (50_000, 73_152),
 }
 
 

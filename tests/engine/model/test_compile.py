@@ -86,9 +86,7 @@ def test_after_the_warm_up_no_request_makes_a_graph_and_all_get_what_they_get_al
         assert gap(one.image, plain(**given, generator=dice).images) <= CLOSE
 
 
-def test_a_warm_up_that_fails_says_so_before_the_first_request(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_warm_up_that_fails_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(LoadFailed, match="the warm-up failed"):
         load(checkpoint("sdxl"), EngineSettings(device="cpu", warmup="33x64"))
 

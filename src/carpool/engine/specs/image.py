@@ -88,8 +88,7 @@ _ZIMAGE = {
     "x": LIST,  # each (16, 1, H / 8, W / 8): sizes may differ
     "t": STACK,  # (rows,), 0-1
     "cap_feats": LIST,  # each (text tokens, 2560): padded and masked inside
-    "siglip_feats": LIST,  # Omni: lists of pictures, as then are the others
-    "image_noise_mask": LIST,
+    **{"siglip_feats": LIST, "image_noise_mask": LIST},  # Omni: then all are lists of lists
 }
 _HUNYUAN_DIT = {
     "hidden_states": STACK,  # (rows, 4, H / 8, W / 8)

@@ -136,10 +136,8 @@ SPECS: dict[tuple[str, str], Spec] = {
         hidden_states=STACK,  # (rows, 16 or 33, frames, H / 8, W / 8)
         **_HUNYUAN,
     ),
-    ("Kandinsky6SRTransformer3DModel", "forward"): Spec.of(
-        hidden_states=STACK,  # (tiles, frames, H / 8, W / 8, 33)
-        timestep=STACK,  # (tiles,), 0-1000
-    ),
+    # tiles of (frames, H / 8, W / 8, 33)
+    ("Kandinsky6SRTransformer3DModel", "forward"): Spec.of(hidden_states=STACK, timestep=STACK),
     ("LTX2VideoTransformer3DModel", "forward"): Spec(  # returns video and audio
         rules={
             "hidden_states": STACK,  # (rows, video tokens, 128)
