@@ -92,13 +92,11 @@ def keep_device_guard() -> None:
 def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
     """Run the pipeline once for every size and width, under the settings of the engine's thread.
 
-    `compile` alone does not refuse a pipeline that needs other arguments: it logs a warning.
-
     Compiled graphs are valid for threads with equal settings (number of threads, gradients off), so
     a separate thread runs them.
 
     Raises:
-        LoadFailed: a run failed.
+        LoadFailed: a run failed; for `compile` alone, only if torch raised it.
     """
     image_sizes = sizes(settings.warmup) or ([DEFAULT_SIZE] if settings.compile else [])
     if not image_sizes:

@@ -135,10 +135,11 @@ class RowList(Rule):
     varies = False
 
     def key(self, value: Any, context: KeyContext) -> Hashable:
-        tensors = [(e.dtype, e.device, e.ndim) if isinstance(e, Tensor) else type(e) for e in value]
-        if len(value) != context.rows or len(set(tensors)) > 1:
+        forms = [(e.dtype, e.device, e.ndim) if isinstance(e, Tensor) else type(e) for e in value]
+        is_equal = len(value) == context.rows and len(set(forms)) == 1
+        if not (is_equal and isinstance(value[0], (Tensor, list, type(None)))):
             raise Unfusable
-        return tensors[0]  # or the type of a row's own list, of any length
+        return forms[0]  # of a row's own list, of any length: its type
 
     def _same(self, value: Any) -> Test:
         raise NoTest
