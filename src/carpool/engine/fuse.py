@@ -99,8 +99,7 @@ class Fuser:
         if len(calls) > 1:
             for name, rule in rules:
                 rule.align(name, batch, target.defaults)
-        leading = batch[0][spec.rows]  # may have no rows
-        device = next(tensors_in(leading)).device
+        device = next(tensors_in(batch[0][spec.rows])).device
         context = JoinContext(rows, device, batch[0], exact is not None)
         fused = dict(spec.adds)
         for name in batch[0]:

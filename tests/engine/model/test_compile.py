@@ -90,7 +90,7 @@ def test_a_warm_up_that_fails_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(LoadFailed, match="the warm-up failed"):
         load(checkpoint("sdxl"), EngineSettings(device="cpu", warmup="33x64"))
 
-    class OfVideos(StableDiffusionXLPipeline):
+    class OfVideos(StableDiffusionXLPipeline):  # type: ignore[misc]
         def __call__(self, prompt: str, video: Any) -> None: ...
 
     load(OfVideos(**fresh("sdxl").components), EngineSettings(device="cpu", compile=True))

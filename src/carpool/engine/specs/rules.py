@@ -135,11 +135,13 @@ class RowList(Rule):
     varies = False
 
     def key(self, value: Any, context: KeyContext) -> Hashable:
-        forms = [(e.dtype, e.device, e.ndim) if isinstance(e, Tensor) else type(e) for e in value]
-        is_equal = len(value) == context.rows and len(set(forms)) == 1
+        kinds = [
+            (e.dtype, e.device, e.ndim) if isinstance(e, Tensor) else f"{type(e)}" for e in value
+        ]
+        is_equal = len(value) == context.rows and len(set(kinds)) == 1
         if not (is_equal and isinstance(value[0], (Tensor, list, type(None)))):
             raise Unfusable
-        return forms[0]  # of a row's own list, of any length: its type
+        return kinds[0]
 
     def _same(self, value: Any) -> Test:
         raise NoTest

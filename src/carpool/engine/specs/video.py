@@ -184,8 +184,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "condition_latents": LIST,  # each (20, frames, H / 8, W / 8)
             "encoder_hidden_states_image": STACK,  # (rows, 257, 1280)
             "kv_cache": State(_reference, joined=_Caches),
-            "offset_grid_sizes": _GRID,  # (rows, 3)
-            "reference_grid_sizes": _GRID,
+            **dict.fromkeys(("offset_grid_sizes", "reference_grid_sizes"), _GRID),  # (rows, 3)
         },
     ),
     ("Hunyuan3DDiT", "forward"): Spec.of(
