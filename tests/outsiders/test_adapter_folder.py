@@ -255,10 +255,10 @@ def test_one_that_fails_in_a_way_of_its_own_fails_alone(
 ) -> None:
     shelf, real = Shelf(tmp_path), parts.part_of
     shelf.put("plain.safetensors")
-    shelf.put("alphas.safetensors")
+    shelf.put("dora.safetensors")
 
     def part_of(layer: Any, *more: Any) -> Any:
-        if layer.scaling["adapter"] != 1:
+        if layer.lora_magnitude_vector:
             raise NotImplementedError("a new kind of failure")
         return real(layer, *more)
 
@@ -266,7 +266,7 @@ def test_one_that_fails_in_a_way_of_its_own_fails_alone(
     with driving("flux", lora_dir=str(tmp_path)) as drive:
         assert drive.engine.loaded.card.lora == ("plain",)
         with pytest.raises(InvalidValue, match="NotImplementedError: a new kind of failure"):
-            drive.submit("a cat", lora=[{"id": "alphas"}], **ARGUMENTS["flux"])
+            drive.submit("a cat", lora=[{"id": "dora"}], **ARGUMENTS["flux"])
 
 
 def listed(server: Server) -> tuple[set[str], dict[str, str]]:

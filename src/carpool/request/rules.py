@@ -12,7 +12,8 @@ from carpool.request.values import is_int, is_number
 MOST_TEXT = 32_000  # characters of one parameter, as in OpenAI's API
 MOST_TEXTS = 2 * MOST_TEXT  # characters of a request
 MOST_TOKENS = 4096  # padded length of a text, if the pipeline's default is not longer
-BOUNDS = {
+BOUNDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("num_frames", "decode_chunk_size"), (1, math.inf)),
     **dict.fromkeys(("strength", "control_guidance_start", "control_guidance_end"), (0, 1)),
     "denoising_start": (0.001, 0.999),  # diffusers ignores 0, 1 and what is beyond
     "denoising_end": (0.001, 1),
@@ -36,9 +37,6 @@ def check_rules(card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
         if isinstance(entries, (list, tuple)) and not 1 <= len(entries) <= card.max_steps:
             rule = f"must have from 1 to {card.max_steps} entries"
             raise InvalidValue(f"{name} has {len(entries)} entries: {rule}", param=name)
-    frames = arguments.get("num_frames")
-    if frames is not None and frames < 1:
-        raise InvalidValue.of("num_frames", frames, "must be at least 1")
     for name in TOKENS:
         value, max_tokens = arguments.get(name), _most_tokens(card, name)
         if value is not None and not (is_int(value) and 1 <= value <= max_tokens):
@@ -47,7 +45,8 @@ def check_rules(card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
     for name, (low, high) in BOUNDS.items():
         value = arguments.get(name)
         if value is not None and is_number(value) and not low <= value <= high:
-            raise InvalidValue.of(name, value, f"must be from {low} to {high}")
+            rule = f"from {low} to {high}" if high < math.inf else f"at least {low}"
+            raise InvalidValue.of(name, value, f"must be {rule}")
     check_size(card, arguments, task)
 
 
