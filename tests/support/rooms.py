@@ -28,7 +28,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "compat": (1_300, 2_127),
     "jobs, media": (3_000, 3_887),
     "python, cli, settings": (4_800, 4_800),
-    "others": (4_200, 4_777),
+    "others": (4_200, 4_776),
     "lab": (4_200, 5_221),
     "benchmarks, proof": (7_400, 7_035),
     "tests": (50_000, 73_152),

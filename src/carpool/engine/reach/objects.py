@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ from carpool.engine.foreign_code import is_nameless
 from carpool.engine.reach import names
 
 Ownership = Literal["own", "given", "shared"]
-UNKNOWN, ABSENT = object(), object()
+UNKNOWN, ABSENT, _NOTHING = object(), object(), MappingProxyType[str, Any]({})
 CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, functools.partial)
 CONTAINERS, DATA = (dict, list, tuple, set, collections.deque), (torch.Tensor, np.ndarray)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -114,11 +114,11 @@ def own_dict(obj: Any) -> Mapping[str, Any]:
     try:
         attributes = object.__getattribute__(obj, "__dict__")
     except Exception:  # it has no `__dict__`, or an unusual class
-        return {}
+        return _NOTHING
     if isinstance(obj, nn.Module):
         parts = (attributes.get(name) or {} for name in ("_parameters", "_buffers", "_modules"))
         return collections.ChainMap(attributes, *parts)
-    return attributes if isinstance(attributes, dict) and not isinstance(obj, type) else {}
+    return attributes if isinstance(attributes, dict) and not isinstance(obj, type) else _NOTHING
 
 
 def of_class(cls: type, name: str) -> Any:

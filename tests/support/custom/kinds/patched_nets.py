@@ -35,14 +35,18 @@ def hook(pipe: Any) -> None:
 def keeping(pipe: Any) -> None:
     inner = SimpleNamespace(own=type("Slotted", (), {"__slots__": ("calls",)})())
     inner.own.calls, array, generator = 0, np.zeros(1), torch.Generator().manual_seed(3)
+    deep: Any = SimpleNamespace(calls=0)
+    for _ in range(300):
+        deep = [deep]
 
     def hook(more: Any, module: Any, args: Any, out: Any) -> Any:
-        for box in (inner.own, more):
-            box.calls += 1
+        while isinstance(more, list):
+            [more] = more
+        more.calls, inner.own.calls = more.calls + 1, inner.own.calls + 1
         array[:] += more.calls + inner.own.calls + float(torch.rand((), generator=generator))
         return (out[0] * (1 + 0.1 * float(array[0])),)
 
-    pipe.unet.register_forward_hook(functools.partial(hook, SimpleNamespace(calls=0)))
+    pipe.unet.register_forward_hook(functools.partial(hook, deep))
 
 
 @kind("a forward pre-hook that counts")
@@ -220,9 +224,8 @@ class ChildReplaced(Custom):
 
 @kind("a hook that reads the pipeline's step")
 def hook_reads_pipe(pipe: Any) -> None:
-    pipe.unet.register_forward_hook(
-        lambda m, args, out: (out[0] * (1 + 0.05 * (pipe.scheduler.step_index or 0)),)
-    )
+    scale = lambda: 1 + 0.05 * (pipe.scheduler.step_index or 0)  # noqa: E731
+    pipe.unet.register_forward_hook(lambda m, args, out: (out[0] * scale(),))
 
 
 @kind("a net that holds its pipeline")
@@ -245,10 +248,8 @@ def parametrized(pipe: Any) -> None:
             self.n += 1
             return weight * (1 + 0.05 * self.n)
 
-    growing = Growing()
-    torch.nn.utils.parametrize.register_parametrization(
-        pipe.unet.middle, "weight", growing, unsafe=True
-    )
+    growing, register = Growing(), torch.nn.utils.parametrize.register_parametrization
+    register(pipe.unet.middle, "weight", growing, unsafe=True)
 
     def reset(module: Any, args: Any) -> None:
         if float(args[1][0]) >= FIRST:
