@@ -130,8 +130,8 @@ class Dashboard:
         if len(running) > MOST_LINES:
             table.add_row(f"and {len(running) - MOST_LINES} more", style="dim")
         last = Text()
-        last_forwards = [forwards[-1] for forwards in self._forwards.values() if forwards]
-        for entry in last_forwards[-1:]:
+        if last_forwards := [forwards[-1] for forwards in self._forwards.values() if forwards]:
+            entry = last_forwards[-1]
             last.append(
                 f"last forward: {entry['module']}, {len(entry['requests'])} requests, "
                 f"{entry['rows']} rows, {1000 * entry['duration_s']:.1f} ms; not wider: "

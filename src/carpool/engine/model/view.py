@@ -162,7 +162,7 @@ def call(
         language: writes prompts, or plans, in place of the pipeline.
     """
     arguments, texts = dict(request.arguments), list[str]()
-    arguments |= {n: copy.copy(arguments[n]) for n in ATTENTION if n in arguments}  # written on
+    arguments |= {n: copy.copy(arguments[n]) for n in ATTENTION if n in arguments}  # they add keys
 
     def note(text: str) -> None:
         texts.append(text)
